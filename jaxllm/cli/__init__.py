@@ -1,0 +1,1 @@
+"""The `jaxllm` command. Imports no jax."""

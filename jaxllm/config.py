@@ -1,0 +1,185 @@
+"""Engine options: small frozen dataclasses, validated on construction. The command line is generated from them.
+
+Names and defaults are vLLM's wherever we offer the same thing. `None` means "decided at start from the model and the device"; the
+resolved values are in `EngineInfo` and in the start-up log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from jaxllm.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
+# vLLM options that we know and do not offer: refused with a reason instead of "unknown".
+NOT_OFFERED = {
+    "quantization": "quantized checkpoints and caches are not supported yet",
+    "kv_cache_dtype": "quantized caches are not supported yet",
+    "trust_remote_code": "model code is never downloaded and run",
+    "pipeline_parallel_size": "use tensor_parallel_size",
+    "data_parallel_size": "data-parallel serving is not supported yet; start one server per replica",
+    "enable_lora": "LoRA adapters are not supported yet",
+    "speculative_config": "speculative decoding is not supported yet",
+    "swap_space": "preempted requests are recomputed, never swapped",
+    "cpu_offload_gb": "weights are not offloaded",
+    "guided_decoding_backend": "structured outputs are not supported yet",
+    "tool_call_parser": "tool calls are not parsed yet",
+    "enable_auto_tool_choice": "tool calls are not parsed yet",
+    "reasoning_parser": "reasoning is not parsed yet",
+}
+
+
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field with the help text and hints that the command line shows."""
+    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how its files are read."""
+
+    model: str | None = option(
+        None, "Hugging Face directory, hub id or .gguf file; nothing serves the embedded default model", positional=True
+    )
+    tokenizer: str | None = option(None, "Tokenizer directory or hub id, where it is not the model's own")
+    revision: str | None = option(None, "Branch, tag or commit on the hub")
+    dtype: Dtype = option("auto", "Compute dtype. auto: the checkpoint's; float32 for GGUF files on CPU, bfloat16 on accelerators")
+    max_model_len: int | None = option(None, "Context length in tokens. Default: the model's own, as far as memory allows")
+    max_logprobs: int = option(20, "Largest `logprobs` a request may ask for (-1: no limit)")
+    seed: int = option(0, "Seed of requests that bring none")
+    load_format: LoadFormat = option("auto", "Format of the weights; dummy: random weights of the model's shape")
+    generation_config: str = option(
+        "auto", "Where sampling defaults come from: auto (the model's generation_config.json), a directory, or vllm (neutral defaults)"
+    )
+    override_generation_config: dict[str, Any] | None = option(None, "JSON object laid over the generation config", json=True)
+    hf_overrides: dict[str, Any] | None = option(None, "JSON object laid over config.json", json=True)
+    chat_template: str | None = option(None, "Chat template: a file, or the template itself on one line")
+
+    def __post_init__(self) -> None:
+        if self.dtype in _DTYPE_ALIASES:
+            object.__setattr__(self, "dtype", _DTYPE_ALIASES[self.dtype])
+        _one_of("dtype", self.dtype, get_args(Dtype))
+        _one_of("load_format", self.load_format, get_args(LoadFormat))
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2)
+        _at_least("max_logprobs", self.max_logprobs, -1)
+        for name in ("override_generation_config", "hf_overrides"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"{name} must be an object of names and values, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int | None = option(None, "Positions per KV page, a power of two")
+    gpu_memory_utilization: float = option(0.92, "Share of device memory that weights, temporaries and KV pages may take together")
+    kv_cache_memory_bytes: int | None = option(None, "Bytes for KV pages per device; overrides the share above")
+    enable_prefix_caching: bool = option(True, "Reuse the KV pages of equal prompt prefixes")
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            _at_least("block_size", self.block_size, 8)
+            if self.block_size & (self.block_size - 1):
+                raise ConfigError(f"block_size must be a power of two, got {self.block_size}; 16, 32, 64 and 128 work")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
+        if self.kv_cache_memory_bytes is not None:
+            _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How requests share steps."""
+
+    max_num_seqs: int | None = option(None, "Most requests running at once")
+    max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step; longer prompts are cut into chunks")
+    scheduling_policy: SchedulingPolicy = option("fcfs", "fcfs, or priority (lower values first, ties by arrival)")
+    max_num_queued_reqs: int | None = option(None, "Most requests waiting; more are refused with 503. Default: unbounded")
+    async_scheduling: bool = option(True, "Schedule the next step while the device runs this one")
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        _one_of("scheduling_policy", self.scheduling_policy, get_args(SchedulingPolicy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the model is spread over devices."""
+
+    tensor_parallel_size: int = option(1, "Devices that share each layer", alias="-tp")
+
+    def __post_init__(self) -> None:
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig:
+    """Compilation of the step."""
+
+    enforce_eager: bool = option(False, "Compile each shape when it is first needed instead of ahead of time in the background")
+    compilation_cache_dir: str | None = option(None, "Directory of the persistent compilation cache. Default: in the user's cache folder")
+    compilation_cache: bool = option(True, "Keep compiled programs for the next start")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine needs to start."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    compile: CompileConfig = dataclasses.field(default_factory=CompileConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Build from flat option names, as `LLM(**options)` and the command line have them.
+
+        Raises:
+            ConfigError: an unknown option (the message offers the nearest known one), one that is not offered, or a bad value.
+        """
+        groups = {field.name: field.default_factory for field in dataclasses.fields(cls)}
+        known = {f.name: group for group, make in groups.items() for f in dataclasses.fields(make)}  # type: ignore[arg-type]
+        chosen: dict[str, dict[str, Any]] = {group: {} for group in groups}
+        for name, value in options.items():
+            if name in known:
+                chosen[known[name]][name] = value
+            elif name in NOT_OFFERED:
+                raise ConfigError(f"{name}={value!r}: {NOT_OFFERED[name]}")
+            else:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ConfigError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
+        return cls(**{group: make(**chosen[group]) for group, make in groups.items()})  # type: ignore[misc]
+
+    def to_json(self) -> str:
+        """All options as JSON (sent to the engine process, and printed by `collect-env`)."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineConfig:
+        groups = json.loads(text)
+        return cls.from_options(**{name: value for group in groups.values() for name, value in group.items()})
+
+
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
+
+
+def _at_least(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}")

@@ -1,0 +1,223 @@
+"""The words that engine, runner and front share. No jax here, and nothing that acts.
+
+Dims used everywhere: T tokens of a step, R rows (requests) of a step, S slots, H query heads, K KV heads, G = H / K, D head dim,
+P pages per row, V vocabulary, M model width, F MLP width.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from jaxllm.sampling_params import SamplingParams
+
+# --------------------------------------------------------------------------- front <-> engine (crosses a process: msgspec)
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One sequence to generate (a request with n > 1 becomes n of these). Validated by the front, checked again by the engine."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+    # Seconds since the epoch; a request not finished by then ends with finish reason "abort".
+    deadline: float | None = None
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position: entry 0 is the sampled (or prompt) token, then the top tokens, best first.
+
+    `rank` is that of entry 0 (1 = most likely).
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one step brought for one request."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    # Positions 1.. of the prompt, delivered once, before or with the first token.
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    # The stop token id that ended the request; None on end-of-sequence.
+    stop_reason: int | None = None
+    # Why the request failed, where finish_reason is "error" or a deadline aborted it.
+    error: str | None = None
+    # Prompt tokens found in the prefix cache, sent with the first output.
+    num_cached_tokens: int | None = None
+    first_scheduled_time: float | None = None
+    num_preemptions: int = 0
+
+
+class SchedulerStats(msgspec.Struct, kw_only=True):
+    """A snapshot after a step; counters are deltas since the last snapshot."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    # Tokens computed, and tokens that the padded shapes had room for: their ratio is the padding waste.
+    num_scheduled_tokens: int = 0
+    num_padded_tokens: int = 0
+    # Host seconds: building the schedule and the batch, and committing results.
+    host_seconds: float = 0.0
+
+
+class EngineOutputs(msgspec.Struct, kw_only=True):
+    """Everything that one engine step sends to the front."""
+
+    outputs: list[EngineOutput] = []
+    stats: SchedulerStats | None = None
+
+
+class EngineInfo(msgspec.Struct, kw_only=True):
+    """What the front must know of a started engine."""
+
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    dtype: str
+    platform: str
+    # Phase name -> seconds, in order.
+    startup_seconds: dict[str, float] = {}
+
+
+# --------------------------------------------------------------------------- scheduler <-> runner
+
+
+class CacheKind(enum.StrEnum):
+    FULL = "full"
+    SLIDING_WINDOW = "sliding_window"
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that keep the same positions and therefore share one page table.
+
+    `window` is the number of positions a query sees, itself included (None for full attention). `num_pages` counts page 0, the sink.
+    """
+
+    kind: CacheKind
+    layers: tuple[int, ...]
+    num_pages: int
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The paged KV cache: its page size in positions and its groups, each with a page pool of its own."""
+
+    page_size: int
+    groups: tuple[CacheGroup, ...]
+
+
+@dataclass(slots=True)
+class NewRow:
+    """A request that takes a slot (first admission, or again after preemption).
+
+    `token_ids` holds prompt and outputs so far; `page_ids[g]` the pages of cache group g in order of position (0 where a window
+    group holds none).
+    """
+
+    slot: int
+    request_id: str
+    prompt_len: int
+    token_ids: list[int]
+    sampling_params: SamplingParams
+    seed: int
+    page_ids: list[list[int]]
+
+
+@dataclass(slots=True)
+class ScheduledRow:
+    """The share of one request in one step: tokens [start, start + num_tokens) of its sequence.
+
+    `samples` says whether the last of them predicts a new token (a prompt chunk that is not the last does not). `new_page_ids[g]` are
+    pages to append to the slot's table of group g (empty for a row that is also in `new_rows`). The runner knows the tokens that came
+    with the slot's `NewRow`; every later one was sampled by the step before and is still on the device.
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+    samples: bool
+    new_page_ids: list[list[int]]
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step, decided by the scheduler. Small and deterministic, so that it can be broadcast to other hosts."""
+
+    step_id: int
+    rows: list[ScheduledRow]
+    new_rows: list[NewRow] = field(default_factory=list)
+    # Slots whose host-side bans must be refreshed before this step (multi-token bad words): slot -> banned token ids.
+    banned_token_ids: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What a step gave for one row, in the order of `SchedulerOutput.rows`.
+
+    `token_id` is None where the row did not sample. `prompt_logprobs` covers the positions start+1 .. start+num_tokens of the prompt
+    that this chunk predicts. `error` is set where the logits were not finite; the request must end.
+    """
+
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    rows: list[RowResult]
+    num_padded_tokens: int
+
+
+class StepHandle(Protocol):
+    """A step that was enqueued on the device."""
+
+    def result(self) -> StepResult:
+        """Wait for the device and read the step's results. Called once."""
+        ...
+
+
+class Executor(Protocol):
+    """What EngineCore needs of the device side; `runner.ModelRunner` is the real one, tests use a mock of ten lines."""
+
+    cache_spec: CacheSpec
+
+    def execute(self, step: SchedulerOutput) -> StepHandle:
+        """Build the batch and enqueue the step; returns before the device is done."""
+        ...
+
+    def shutdown(self) -> None: ...

@@ -1,0 +1,1 @@
+"""The host side: requests, scheduling, page accounting, the step loop and its clients. Imports no jax."""

@@ -1,0 +1,1 @@
+"""Array operations chosen by platform, with XLA implementations that run everywhere."""

@@ -1,0 +1,94 @@
+"""What users get back: vLLM's `RequestOutput`, `CompletionOutput` and `Logprob`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Logprob(NamedTuple):
+    """Log-probability of one token, its rank in the vocabulary (1 = most likely) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+# One dict a position. The sampled (or prompt) token is always in it, so there may be one entry more than was asked for.
+# The first position of a prompt has no prediction: None.
+SampleLogprobs = list[dict[int, Logprob]]
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One generated sequence of a request.
+
+    `finish_reason` is stop, length, abort or error (None while running); `stop_reason` is the stop string, the stop token id, or
+    None when the end-of-sequence token or a limit ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: SampleLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request in seconds since the epoch; None where a stage was not reached."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of one request: its prompt and its sequences so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam: its tokens (prompt included), its text and its cumulative log-probability."""
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: SampleLogprobs = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The finished beams of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One value of `LLM.get_metrics()`: a counter, a gauge or a histogram (then `value` maps bucket bounds to counts)."""
+
+    name: str
+    kind: str
+    value: Any

@@ -1,0 +1,1 @@
+"""The device side: buckets, batch building, the compiled step, sampling, memory and the mesh."""

@@ -1,0 +1,192 @@
+"""What a user may ask of the sampler: the fields, defaults and ranges of vLLM's `SamplingParams`."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from jaxllm.errors import InvalidRequestError
+
+MAX_N_SEQUENCES = 16_384
+MAX_LOGPROB_TOKEN_IDS = 128
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01
+LOGIT_BIAS_LIMIT = 100.0
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each output of a stream carries."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
+    """Sampling parameters of one request. Names, defaults and ranges are vLLM's.
+
+    Raises:
+        InvalidRequestError: a field is out of its range; the message names the field and the value.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+
+    # Filled in by the input processor, never by users: token sequences of `bad_words`, and every id that ends the request.
+    bad_words_token_ids: list[list[int]] | None = None
+    eos_token_ids: list[int] = []
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        self.verify()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def needs_penalties(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A validated copy with `changes` applied."""
+        return msgspec.structs.replace(self, **changes)
+
+    def _normalise(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or ()))
+        self.bad_words = list(self.bad_words or ())
+        if self.seed == -1:
+            self.seed = None
+        if self.logprobs is True:
+            self.logprobs = 1
+        if self.prompt_logprobs is True:
+            self.prompt_logprobs = 1
+        if isinstance(self.temperature, (int, float)) and GREEDY_BELOW <= self.temperature < LOWEST_TEMPERATURE:
+            self.temperature = LOWEST_TEMPERATURE
+        if isinstance(self.temperature, (int, float)) and self.is_greedy and self.temperature >= 0:
+            self._check_probabilities()
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+    def verify(self) -> None:
+        """Check every field that can be checked without the model. Raises InvalidRequestError."""
+        _require_int("n", self.n, lambda v: 1 <= v <= MAX_N_SEQUENCES, f"an integer from 1 to {MAX_N_SEQUENCES}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require_number(name, getattr(self, name), lambda v: -2 <= v <= 2, "a number from -2 to 2")
+        _require_number("repetition_penalty", self.repetition_penalty, lambda v: v > 0, "a finite number above 0")
+        _require_number("temperature", self.temperature, lambda v: 0 <= v <= 2, "a number from 0 to 2")
+        self._check_probabilities()
+        if self.is_greedy and self.n > 1:
+            raise InvalidRequestError(
+                f"n must be 1 when sampling greedily (temperature 0), got {self.n}; raise temperature or send n=1",
+                param="n",
+                value=self.n,
+            )
+        if self.seed is not None:
+            _require_int("seed", self.seed, lambda v: -(2**63) <= v < 2**63, "a 64-bit integer")
+        if self.max_tokens is not None:
+            _require_int("max_tokens", self.max_tokens, lambda v: v >= 1, "an integer of at least 1, or null")
+        _require_int("min_tokens", self.min_tokens, lambda v: v >= 0, "an integer of at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must not exceed max_tokens={self.max_tokens}, got {self.min_tokens}",
+                param="min_tokens",
+                value=self.min_tokens,
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _require_int(name, getattr(self, name), lambda v: v >= -1, "an integer of at least 0, or -1 for all")
+        self._check_lists()
+        if self.truncate_prompt_tokens is not None:
+            _require_int(
+                "truncate_prompt_tokens",
+                self.truncate_prompt_tokens,
+                lambda v: v == -1 or v >= 1,
+                "an integer of at least 1, or -1 for the model's maximum",
+            )
+
+    def _check_probabilities(self) -> None:
+        _require_number("top_p", self.top_p, lambda v: 0 < v <= 1, "a number above 0 and at most 1")
+        _require_int("top_k", self.top_k, lambda v: v >= -1, "an integer of at least 1, or 0 or -1 to turn it off")
+        _require_number("min_p", self.min_p, lambda v: 0 <= v <= 1, "a number from 0 to 1")
+
+    def _check_lists(self) -> None:
+        for name in ("stop", "bad_words"):
+            for item in getattr(self, name):
+                if not isinstance(item, str) or not item:
+                    raise InvalidRequestError(f"{name} must hold non-empty strings, got {item!r}", param=name, value=item)
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError("stop strings need detokenize=true", param="stop", value=self.stop)
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            for item in getattr(self, name) or ():
+                _require_int(name, item, lambda v: v >= 0, "token ids of at least 0")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids", value=[])
+        if self.logprob_token_ids is not None and len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"logprob_token_ids may hold at most {MAX_LOGPROB_TOKEN_IDS} ids, got {len(self.logprob_token_ids)}",
+                param="logprob_token_ids",
+                value=len(self.logprob_token_ids),
+            )
+        if self.logit_bias is not None:
+            self.logit_bias = {int(token): _clamped_bias(token, bias) for token, bias in self.logit_bias.items()}
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True):
+    """Parameters of `LLM.beam_search`; `length_penalty` is the exponent of the length in a beam's score."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _require_int("beam_width", self.beam_width, lambda v: 1 <= v <= 128, "an integer from 1 to 128")
+        _require_int("max_tokens", self.max_tokens, lambda v: v >= 1, "an integer of at least 1")
+        _require_number("temperature", self.temperature, lambda v: 0 <= v <= 2, "a number from 0 to 2")
+        _require_number("length_penalty", self.length_penalty, lambda v: True, "a finite number")
+
+
+def _clamped_bias(token: Any, bias: Any) -> float:
+    _require_number("logit_bias", bias, lambda v: True, f"a finite number (here of token {token})")
+    return max(-LOGIT_BIAS_LIMIT, min(LOGIT_BIAS_LIMIT, float(bias)))
+
+
+def _require_int(name: str, value: Any, ok: Callable[[int], bool], wanted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not ok(value):
+        raise InvalidRequestError(f"{name} must be {wanted}, got {value!r}", param=name, value=value)
+
+
+def _require_number(name: str, value: Any, ok: Callable[[float], bool], wanted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not ok(value):
+        raise InvalidRequestError(f"{name} must be {wanted}, got {value!r}", param=name, value=value)
