@@ -135,6 +135,15 @@ class CompileConfig:
     compilation_cache: bool = option(True, "Keep compiled programs for the next start")
 
 
+CONFIG_GROUPS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "compile": CompileConfig,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything an engine needs to start."""
@@ -152,9 +161,8 @@ class EngineConfig:
         Raises:
             ConfigError: an unknown option (the message offers the nearest known one), one that is not offered, or a bad value.
         """
-        groups = {field.name: field.default_factory for field in dataclasses.fields(cls)}
-        known = {f.name: group for group, make in groups.items() for f in dataclasses.fields(make)}  # type: ignore[arg-type]
-        chosen: dict[str, dict[str, Any]] = {group: {} for group in groups}
+        known = {field.name: group for group, kind in CONFIG_GROUPS.items() for field in dataclasses.fields(kind)}
+        chosen: dict[str, dict[str, Any]] = {group: {} for group in CONFIG_GROUPS}
         for name, value in options.items():
             if name in known:
                 chosen[known[name]][name] = value
@@ -163,7 +171,7 @@ class EngineConfig:
             else:
                 near = difflib.get_close_matches(name, known, n=1)
                 raise ConfigError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
-        return cls(**{group: make(**chosen[group]) for group, make in groups.items()})  # type: ignore[misc]
+        return cls(**{group: kind(**chosen[group]) for group, kind in CONFIG_GROUPS.items()})
 
     def to_json(self) -> str:
         """All options as JSON (sent to the engine process, and printed by `collect-env`)."""

@@ -1,0 +1,45 @@
+"""Matrix products of activations with weights stored [out, in], as checkpoints have them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# On CPU the weight as the left operand makes decode-sized products 1.2 to 1.5 times faster and prefill-sized ones slower.
+_LEFT_OPERAND_MAX_ROWS = 64
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """x [T, *in] times weight [*out, *in], plus bias [*out]: returns [T, *out] in x's dtype (accumulated in float32)."""
+    num_in = x.ndim - 1
+    y = contract(x, weight, num_in, preferred_element_type=x.dtype)
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
+def contract(x: jax.Array, weight: jax.Array, num_in: int, preferred_element_type: jnp.dtype) -> jax.Array:
+    """The product of `linear` with an explicit result dtype; `num_in` trailing axes are summed over."""
+    if jax.default_backend() != "cpu":
+        return _right(x, weight, num_in, preferred_element_type)
+    if x.dtype != jnp.float32 and x.shape[0] == 1:
+        # XLA on CPU turns a one-row bfloat16 product into a full float32 copy of the weight (30 times slower): give it two rows.
+        return contract(jnp.concatenate([x, x]), weight, num_in, preferred_element_type)[:1]
+    if 1 < x.shape[0] <= _LEFT_OPERAND_MAX_ROWS:
+        return _left(x, weight, num_in, preferred_element_type)
+    return _right(x, weight, num_in, preferred_element_type)
+
+
+def _right(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: jnp.dtype) -> jax.Array:
+    x_axes, w_axes = _summed_axes(x, weight, num_in)
+    return lax.dot_general(x, weight, ((x_axes, w_axes), ((), ())), preferred_element_type=out_dtype)
+
+
+def _left(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: jnp.dtype) -> jax.Array:
+    x_axes, w_axes = _summed_axes(x, weight, num_in)
+    y = lax.dot_general(weight, x, ((w_axes, x_axes), ((), ())), preferred_element_type=out_dtype)
+    # Without the barrier XLA folds the transpose back into the product, in the slow order.
+    return jnp.moveaxis(lax.optimization_barrier(y), -1, 0)
+
+
+def _summed_axes(x: jax.Array, weight: jax.Array, num_in: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(range(1, 1 + num_in)), tuple(range(weight.ndim - num_in, weight.ndim))
