@@ -13,6 +13,10 @@ from jaxllm.errors import InvalidRequestError
 
 MAX_N_SEQUENCES = 16_384
 MAX_LOGPROB_TOKEN_IDS = 128
+# Rows of the sampler's per-request table: entries of logit_bias and single-token bans together.
+MAX_LOGIT_BIAS_ENTRIES = 1024
+# Token sequences that `bad_words` may come to, each word counted with and without a leading space.
+MAX_BAD_WORD_SEQUENCES = 128
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 LOGIT_BIAS_LIMIT = 100.0
