@@ -1,0 +1,305 @@
+"""From what a user gives to what the engine takes: a prompt in any form and sampling parameters become checked `EngineRequest`s.
+
+Everything that can be refused without the device is refused here, so that the engine never meets a request that it cannot serve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.core_types import EngineInfo, EngineRequest
+from jaxllm.engine.generation_config import GenerationDefaults
+from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.sampling_params import MAX_BAD_WORD_SEQUENCES, MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.text.tokenizer import Tokenizer
+
+# A prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may hold "cache_salt".
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+# The most tokens (prompt and outputs, over all n sequences) that one request may come to hold. Bounds the memory of one request.
+MAX_REQUEST_TOKENS = 2**24
+
+_CACHE_SALT_LIMIT = 128
+_CACHE_SALT_FORBIDDEN = "@/\\\0"
+_NOT_OFFERED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt", "decoder_prompt")
+
+
+@dataclass(slots=True)
+class ProcessedRequest:
+    """A checked request. `children` are its n sequences in order of index; with n = 1 the only child bears the request's own id."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    children: list[EngineRequest] = field(default_factory=list)
+
+
+class InputProcessor:
+    """Checks requests against a started engine and its tokenizer.
+
+    `max_logprobs` is the largest `logprobs` that a request may ask for (-1: as many as the vocabulary holds).
+    """
+
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_logprobs: int = 20):
+        self._info = info
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._max_logprobs = info.vocab_size if max_logprobs == -1 else min(max_logprobs, info.vocab_size)
+        # Rows of the head beyond the tokenizer are padding: accepted in prompts, never sampled.
+        self._num_sampled_ids = min(info.vocab_size, tokenizer.vocab_size)
+
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        deadline: float | None = None,
+        add_special_tokens: bool = True,
+    ) -> ProcessedRequest:
+        """Check one request and fan it out into its n sequences.
+
+        `deadline` is in seconds since the epoch; `add_special_tokens` says whether text gets the tokenizer's (a rendered chat
+        template brings its own).
+
+        Raises:
+            InvalidRequestError: anything about the request that cannot be served; the message says what would work.
+        """
+        text, token_ids, salt = self._read_prompt(prompt, add_special_tokens)
+        if salt is not None and cache_salt is not None and salt != cache_salt:
+            raise InvalidRequestError(
+                f"cache_salt is given twice: {salt!r} with the prompt and {cache_salt!r} beside it", param="cache_salt", value=cache_salt
+            )
+        cache_salt = _checked_salt(salt if salt is not None else cache_salt)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", param="priority", value=priority)
+        if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, int | float)):
+            raise InvalidRequestError(f"deadline must be a time in seconds since the epoch, got {deadline!r}", param="deadline")
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", param="sampling_params")
+        params.verify()
+        token_ids = self._truncated(token_ids, params)
+        self._check_prompt(token_ids)
+        params = self._complete(params, len(token_ids))
+        arrival = time.time() if arrival_time is None else arrival_time
+        request = ProcessedRequest(request_id, text, token_ids, params, arrival)
+        for index, child in enumerate(_children(params)):
+            request.children.append(
+                EngineRequest(
+                    request_id=request_id if params.n == 1 else f"{index}_{request_id}",
+                    prompt_token_ids=token_ids,
+                    sampling_params=child,
+                    arrival_time=arrival,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    deadline=deadline,
+                )
+            )
+        return request
+
+    # ----------------------------------------------------------------------------------------------------- prompts
+
+    def _read_prompt(self, prompt: Prompt, add_special_tokens: bool) -> tuple[str | None, list[int], str | None]:
+        """The prompt's text (None where ids were given), its token ids, and the cache salt that came with it."""
+        if isinstance(prompt, str):
+            return prompt, self._encode(prompt, add_special_tokens), None
+        if not isinstance(prompt, Mapping):
+            return None, _checked_ids(prompt), None
+        for key in prompt:
+            if key in _NOT_OFFERED and prompt[key] is not None:
+                raise NotSupportedError(f"prompts with {key!r} are not supported yet; send text or token ids", param=key)
+        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt", *_NOT_OFFERED}
+        if unknown:
+            raise InvalidRequestError(
+                f"unknown key {sorted(map(str, unknown))[0]!r} in the prompt; it may hold prompt, prompt_token_ids and cache_salt",
+                param="prompt",
+            )
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}", param="prompt")
+        if ids is not None:
+            return text, _checked_ids(ids), salt
+        if text is None:
+            raise InvalidRequestError("the prompt must hold either prompt or prompt_token_ids", param="prompt")
+        return text, self._encode(text, add_special_tokens), salt
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except UnicodeEncodeError:
+            # A lone surrogate, as JSON's \ud800 gives one.
+            raise InvalidRequestError("prompt holds a lone surrogate, which is not text; send valid Unicode", param="prompt") from None
+
+    def _truncated(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+        keep, limit = params.truncate_prompt_tokens, self._info.max_model_len
+        if keep is None:
+            return token_ids
+        if keep == -1:
+            # The most that leaves room for the tokens asked for.
+            keep = max(1, limit - max(1, params.max_tokens or 1))
+        elif keep > limit:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens={keep} exceeds the context of {limit} tokens; use at most {limit - 1}, or -1",
+                param="truncate_prompt_tokens",
+                value=keep,
+            )
+        return token_ids[-keep:]
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        limit = self._info.max_model_len
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty; send at least one token", param="prompt")
+        if len(token_ids) >= limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens, but the context holds {limit} tokens, prompt and output together; "
+                f"send at most {limit - 1}, or set truncate_prompt_tokens",
+                param="prompt",
+                value=len(token_ids),
+            )
+        if max(token_ids) >= self._info.vocab_size:
+            raise self._outside_vocabulary("prompt", max(token_ids))
+
+    # --------------------------------------------------------------------------------------------------- parameters
+
+    def _complete(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
+        """The engine's own copy of `params`: limits applied, ids checked, bad words tokenised, end-of-sequence ids filled in."""
+        room = self._info.max_model_len - prompt_len
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens={params.min_tokens} cannot be reached: the context of {self._info.max_model_len} tokens leaves {room} "
+                f"after the prompt's {prompt_len}",
+                param="min_tokens",
+                value=params.min_tokens,
+            )
+        if params.n * (prompt_len + max_tokens) > MAX_REQUEST_TOKENS:
+            raise InvalidRequestError(
+                f"n={params.n} sequences of {prompt_len} prompt and up to {max_tokens} output tokens come to more than the "
+                f"{MAX_REQUEST_TOKENS} tokens that one request may hold; lower n or max_tokens",
+                param="n",
+                value=params.n,
+            )
+        self._check_logprobs(params)
+        self._check_ids(params)
+        bad_words = self._tokenise_bad_words(params.bad_words)
+        self._check_bans(params, bad_words)
+        return params.clone(max_tokens=max_tokens, bad_words_token_ids=bad_words or None, eos_token_ids=self._defaults.eos_token_ids)
+
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            wanted = self._info.vocab_size if value == -1 else value
+            if wanted is not None and wanted > self._max_logprobs:
+                raise InvalidRequestError(
+                    f"{name} asks for {'all' if value == -1 else value} tokens a position, but at most {self._max_logprobs} are given; "
+                    f"start the engine with a larger max_logprobs, or ask for fewer",
+                    param=name,
+                    value=value,
+                )
+        ids = params.logprob_token_ids
+        if ids is not None and params.logprobs is not None and params.logprobs != len(ids):
+            raise InvalidRequestError(
+                f"logprobs={params.logprobs} differs from the {len(ids)} ids of logprob_token_ids; leave logprobs out",
+                param="logprobs",
+                value=params.logprobs,
+            )
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
+            ids = getattr(params, name)
+            if ids and max(ids) >= self._info.vocab_size:
+                raise self._outside_vocabulary(name, max(ids))
+            if ids and min(ids) < 0:
+                raise self._outside_vocabulary(name, min(ids))
+
+    def _outside_vocabulary(self, param: str, token_id: int) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"{param} holds token id {token_id}, outside the vocabulary of {self._info.vocab_size} ids (0 to {self._info.vocab_size - 1})",
+            param=param,
+            value=token_id,
+        )
+
+    def _tokenise_bad_words(self, words: Sequence[str] | None) -> list[list[int]]:
+        """Each word with and without a leading space, since it may come at the start of a line or within one."""
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words or ():
+            bare = word.lstrip() or word
+            for text in (bare, " " + bare):
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+                if ids:
+                    sequences[tuple(ids)] = None
+        if len(sequences) > MAX_BAD_WORD_SEQUENCES:
+            raise InvalidRequestError(
+                f"bad_words come to {len(sequences)} token sequences (each word with and without a leading space); "
+                f"at most {MAX_BAD_WORD_SEQUENCES} are allowed",
+                param="bad_words",
+                value=len(sequences),
+            )
+        return [list(ids) for ids in sequences]
+
+    def _check_bans(self, params: SamplingParams, bad_words: list[list[int]]) -> None:
+        """At least one token must be left to sample, and the bans must fit the sampler's table."""
+        banned = {ids[0] for ids in bad_words if len(ids) == 1}
+        if params.min_tokens:
+            banned.update(self._defaults.eos_token_ids, params.stop_token_ids or ())
+        entries = len(banned) + len(params.logit_bias or ())
+        if entries > MAX_LOGIT_BIAS_ENTRIES:
+            raise InvalidRequestError(
+                f"logit_bias, single-token bad_words and (with min_tokens) stop ids hold {entries} entries together; "
+                f"at most {MAX_LOGIT_BIAS_ENTRIES} fit",
+                param="logit_bias",
+                value=entries,
+            )
+        allowed = range(self._num_sampled_ids) if params.allowed_token_ids is None else params.allowed_token_ids
+        if all(token in banned or token >= self._num_sampled_ids for token in allowed):
+            causes = "bad_words, min_tokens or their lack of a text" if params.min_tokens else "bad_words or their lack of a text"
+            raise InvalidRequestError(
+                f"allowed_token_ids leaves no token to sample: all of its ids are excluded by {causes}",
+                param="allowed_token_ids",
+                value=params.allowed_token_ids,
+            )
+
+
+def _children(params: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each of the n sequences: seed, seed + 1, ..."""
+    if params.n == 1:
+        return [params]
+    if params.seed is None:
+        return [params.clone(n=1)] * params.n
+    # Seeds are 64-bit integers and wrap around.
+    return [params.clone(n=1, seed=(params.seed + index + 2**63) % 2**64 - 2**63) for index in range(params.n)]
+
+
+def _checked_ids(ids: Any) -> list[int]:
+    if isinstance(ids, bytes | str) or not isinstance(ids, Sequence):
+        raise InvalidRequestError(
+            f"a prompt is text, a list of token ids, or a dict with prompt or prompt_token_ids; got {type(ids).__name__}", param="prompt"
+        )
+    ids = list(ids)
+    for kind in set(map(type, ids)) - {int}:
+        raise InvalidRequestError(f"token ids of a prompt must be integers, got {kind.__name__}", param="prompt")
+    if ids and min(ids) < 0:
+        raise InvalidRequestError(f"token ids of a prompt must be 0 or more, got {min(ids)}", param="prompt", value=min(ids))
+    return ids
+
+
+def _checked_salt(salt: Any) -> str | None:
+    if salt is None:
+        return None
+    if not isinstance(salt, str) or not 1 <= len(salt) <= _CACHE_SALT_LIMIT or any(char in salt for char in _CACHE_SALT_FORBIDDEN):
+        raise InvalidRequestError(
+            f"cache_salt must be a string of 1 to {_CACHE_SALT_LIMIT} characters without @, /, \\ and NUL, got {salt!r:.200}",
+            param="cache_salt",
+            value=salt,
+        )
+    return salt
