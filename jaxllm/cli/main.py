@@ -1,0 +1,75 @@
+"""The `jaxllm` command. Subcommands load when they are called, so that `--help` costs nothing."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from jaxllm.errors import ConfigError, JaxllmError
+
+# Subcommand -> (module with `main(argv) -> exit status`, what it does).
+COMMANDS = {
+    "serve": ("jaxllm.cli.serve", "Serve a model over HTTP with an OpenAI-compatible API"),
+    "chat": ("jaxllm.cli.chat", "Chat in the terminal, with a running server or with a model loaded here"),
+    "complete": ("jaxllm.cli.complete", "Continue text in the terminal, with a running server or with a model loaded here"),
+    "bench": ("jaxllm.cli.bench.main", "Measure latency, throughput, serving and start-up"),
+    "collect-env": ("jaxllm.cli.collect_env", "Print versions, devices and memory, for a bug report"),
+}
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `jaxllm ARGV...`; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if words else USAGE_ERROR
+    if words[0] in ("-V", "-v", "--version"):
+        from jaxllm import __version__
+
+        print(__version__)
+        return 0
+    command, *rest = words
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
+        return _fail("jaxllm", f"no command {command!r}; {hint}", USAGE_ERROR)
+    module = importlib.import_module(COMMANDS[command][0])
+    return run_command(f"jaxllm {command}", module.main, rest)
+
+
+def run_command(name: str, command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Call a subcommand and turn the errors that we raise on purpose into one line."""
+    try:
+        return command(argv)
+    except ConfigError as error:
+        return _fail(name, str(error), USAGE_ERROR)
+    except JaxllmError as error:
+        return _fail(name, str(error), 1)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe went away (`jaxllm ... | head`): nothing to tell anyone.
+        sys.stderr.close()
+        return 1
+
+
+def _fail(name: str, message: str, status: int) -> int:
+    print(f"{name}: error: {message}", file=sys.stderr)
+    return status
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: jaxllm COMMAND [options]", "", "An inference engine for large language models in JAX.", "", "commands:"]
+    lines += [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += ["", "`jaxllm COMMAND --help` explains a command; `jaxllm --version` prints the version."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

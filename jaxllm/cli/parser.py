@@ -1,0 +1,258 @@
+"""The parser of one subcommand: its own flags, the flags generated from config dataclasses, a YAML file, help by group.
+
+parser = CommandParser("serve", "Start the HTTP server", groups=CONFIG_GROUPS, positional_model=True)
+parser.own.add_argument("--flag", ...)
+args = parser.parse(argv)      # args.own, args.options: only what was given
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jaxllm.cli.config_file import read_config_file
+from jaxllm.cli.options import Option, field_name, flag_name, options_of
+from jaxllm.config import NOT_OFFERED
+from jaxllm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a command line said: `own` flags with their defaults, `options` by field name and only those that were given."""
+
+    own: argparse.Namespace
+    options: dict[str, Any]
+
+    def only(self, kinds: Mapping[str, type]) -> dict[str, Any]:
+        """The given options that belong to these config dataclasses."""
+        names = options_of(kinds)
+        return {name: value for name, value in self.options.items() if name in names}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+class CommandParser:
+    """Parses `jaxllm COMMAND ...`.
+
+    Args:
+        command: the words after `jaxllm`.
+        summary: one line for the help.
+        groups: config dataclasses by group name; each field becomes a flag.
+        positional_model: accept the model as a bare word too.
+    """
+
+    def __init__(self, command: str, summary: str, *, groups: Mapping[str, type] | None = None, positional_model: bool = False):
+        self.command = command
+        self.summary = summary
+        self.positional_model = positional_model
+        self.options = options_of(groups or {})
+        self._purpose = {group: (kind.__doc__ or "").strip().splitlines()[0] for group, kind in (groups or {}).items()}
+        self._parser = _Parser(prog=f"jaxllm {command}", add_help=False, allow_abbrev=False)
+        self.own = self._parser.add_argument_group("options")
+        self._sections: dict[str, argparse._ArgumentGroup] = {}
+        if self.options:
+            self.own.add_argument("--config", metavar="FILE", help="YAML file of flags (keys are flag names); the command line wins")
+        for option in self.options.values():
+            if option.group not in self._sections:
+                self._sections[option.group] = self._parser.add_argument_group(option.group)
+            _add_flag(self._sections[option.group], option)
+
+    # ----------------------------------------------------------------------- parsing
+
+    def parse(self, argv: Sequence[str]) -> Arguments:
+        """Parse, or print the help that was asked for and exit.
+
+        Raises:
+            ConfigError: an unknown flag (the message offers the nearest), one that is not offered, or a value of the wrong type.
+        """
+        self._answer_help(argv)
+        namespace, rest = self._parser.parse_known_args(self._normalised(argv))
+        values = vars(namespace)
+        given = {name: values.pop(name) for name in list(values) if name in self.options}
+        self._take_rest(rest, given)
+        path = values.pop("config", None) if self.options else None
+        from_file = read_config_file(path, self.options, NOT_OFFERED) if path else {}
+        return Arguments(own=namespace, options=from_file | given)
+
+    def _normalised(self, argv: Sequence[str]) -> list[str]:
+        """vLLM's other spellings: underscores in flag names, and `--json-flag.key value` for one key of a JSON flag."""
+        words: list[str] = []
+        source = iter(argv)
+        for word in source:
+            if word == "--":
+                return [*words, word, *source]
+            name, equals, value = word.partition("=")
+            if name.startswith("--"):
+                name = name.replace("_", "-") if "." not in name else name
+                flag, dot, key = name.partition(".")
+                option = self.options.get(field_name(flag))
+                if dot and option is not None and option.kind == "json":
+                    words += [flag_name(option.name), _dotted(key, value if equals else next(source, None), flag)]
+                    continue
+            words.append(name + equals + value)
+        return words
+
+    def _take_rest(self, rest: Sequence[str], given: dict[str, Any]) -> None:
+        """What argparse did not recognise: the model as a bare word, or an error."""
+        for word in rest:
+            if word.startswith("-") and word != "--":
+                raise ConfigError(self._unknown(word.partition("=")[0]))
+        words = [word for word in rest if word != "--"]
+        if words and not self.positional_model:
+            raise ConfigError(f"unexpected argument {words[0]!r}; flags start with --")
+        if len(words) > 1 or (words and "model" in given):
+            models = [*([given["model"]] if "model" in given else []), *words]
+            raise ConfigError(f"one model at a time, got {', '.join(map(repr, models))}")
+        if words:
+            given["model"] = words[0]
+
+    def _unknown(self, flag: str) -> str:
+        name = field_name(flag)
+        for candidate in (name, name.removeprefix("no_"), name.partition(".")[0]):
+            if candidate in NOT_OFFERED and self.options:
+                return f"{flag} is not offered: {NOT_OFFERED[candidate]}"
+        near = difflib.get_close_matches(flag.replace("_", "-"), self._parser._option_string_actions, n=1)
+        return f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else f"; `jaxllm {self.command} --help` lists the flags")
+
+    # ----------------------------------------------------------------------- help
+
+    def _answer_help(self, argv: Sequence[str]) -> None:
+        before = list(argv[: list(argv).index("--")]) if "--" in argv else argv
+        for word in before:
+            if word in ("-h", "--help"):
+                self._print_and_exit(self.format_help())
+            if word.startswith("--help="):
+                self._print_and_exit(self.format_group(word.removeprefix("--help=")))
+
+    def _print_and_exit(self, text: str) -> NoReturn:
+        sys.stdout.write(text)
+        sys.exit(0)
+
+    def format_help(self) -> str:
+        """The command's own flags in full, the generated ones as a list of groups."""
+        model = " [MODEL]" if self.positional_model else ""
+        parts = [f"usage: jaxllm {self.command}{model} [options]\n\n{self.summary}\n"]
+        if self.own._group_actions:
+            parts.append(self._section("options", self.own._group_actions))
+        if self.options:
+            width = shutil.get_terminal_size().columns - 2
+            lines = [f"groups of options (`jaxllm {self.command} --help=GROUP`, `--help=FLAG` or `--help=all` explains them):"]
+            for group in self._sections:
+                lines.append(f"  {group}: {self._purpose.get(group, '')}".rstrip(": "))
+                flags = " ".join(_shown(option) for option in self.options.values() if option.group == group)
+                lines += textwrap.wrap(flags, max(width, 60), initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+            parts.append("\n".join(lines) + "\n")
+        return "\n".join(parts)
+
+    def format_group(self, name: str) -> str:
+        """Help for one group, for one flag, or for `all`.
+
+        Raises:
+            ConfigError: no group or flag of that name; the message lists the groups.
+        """
+        if name == "all":
+            return "\n".join([self._section("options", self.own._group_actions), *(self._group(group) for group in self._sections)])
+        group = name.lower().removesuffix("config")
+        if group in self._sections:
+            return self._group(group)
+        action = self._parser._option_string_actions.get(flag_name(field_name(name)))
+        if action is not None:
+            return self._section(action.container.title if hasattr(action, "container") else "option", [action])  # type: ignore[attr-defined]
+        if field_name(name) in NOT_OFFERED and self.options:
+            return f"{flag_name(field_name(name))} is not offered: {NOT_OFFERED[field_name(name)]}\n"
+        raise ConfigError(f"no group or flag {name!r}; groups: {', '.join([*self._sections, 'all'])}")
+
+    def _group(self, group: str) -> str:
+        purpose = self._purpose.get(group)
+        return self._section(f"{group}: {purpose}" if purpose else group, self._sections[group]._group_actions)
+
+    def _section(self, title: str, actions: Sequence[argparse.Action]) -> str:
+        formatter = argparse.HelpFormatter(prog="", max_help_position=32)
+        formatter.start_section(title.rstrip(":."))
+        formatter.add_arguments(actions)
+        formatter.end_section()
+        return formatter.format_help()
+
+
+def _shown(option: Option) -> str:
+    """A flag as the compact list shows it: the spelling that changes the default."""
+    return "--no-" + option.flag.removeprefix("--") if option.kind == "bool" and option.default is True else option.flag
+
+
+def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
+    """Give one option to argparse. Absent flags leave no trace, so that a YAML file or the dataclass decides."""
+    names = ([option.alias] if option.alias else []) + [option.flag]
+    help_text = option.help.replace("%", "%%")
+    if option.default not in (None, "", (), []):
+        shown = str(option.default).lower() if option.kind == "bool" else option.default
+        help_text += f" [{shown}]"
+    shared: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": help_text}
+    if option.kind == "bool":
+        section.add_argument(*names, action=argparse.BooleanOptionalAction, **shared)
+        return
+    metavar = "{" + ",".join(option.choices) + "}" if option.choices else _METAVARS[option.kind]
+    shared |= {"type": _reader(option), "metavar": metavar}
+    if option.kind == "list":
+        section.add_argument(*names, action=_Extend, nargs="+", **shared)
+    elif option.kind == "json":
+        section.add_argument(*names, action=_MergeJson, **shared)
+    else:
+        section.add_argument(*names, **shared)
+
+
+def _reader(option: Option) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return option.from_text(text)
+        except ValueError as error:
+            # The only kind of error whose message argparse passes on.
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "json": "JSON", "list": "TEXT"}
+
+
+class _Extend(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
+
+
+class _MergeJson(argparse.Action):
+    """Later JSON flags are laid over earlier ones, so that dotted keys can be combined."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, _merged(getattr(namespace, self.dest, {}), values))
+
+
+def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(low)
+    for key, value in high.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if nested else value
+    return merged
+
+
+def _dotted(key: str, text: str | None, flag: str) -> str:
+    """`a.b` and a value as a JSON object; text that is no JSON is a string."""
+    import json
+
+    if text is None or not all(key.split(".")):
+        raise ConfigError(f"{flag}.{key}: expected {flag}.KEY VALUE")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return json.dumps(value)
