@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import ConfigError, InvalidRequestError
@@ -38,27 +36,21 @@ class GenerationDefaults:
 
 
 def generation_defaults(
-    source: str,
-    override: Mapping[str, Any] | None,
-    *,
-    model_generation_config: Mapping[str, Any],
-    model_config: Mapping[str, Any],
-    tokenizer_eos_id: int | None,
+    source: str, override: Mapping[str, Any] | None, *, generation_config: Mapping[str, Any], eos_token_ids: Iterable[int | None]
 ) -> GenerationDefaults:
     """Resolve the defaults as `--generation-config source` and `--override-generation-config override` say.
 
-    `source` is "auto" (the model's own file), "vllm" (neutral sampling defaults; the model's end-of-sequence ids still hold) or a
-    directory holding a generation_config.json.
+    `source` "vllm" means neutral sampling defaults (the end-of-sequence ids still hold); otherwise `generation_config` is the file's
+    content. `eos_token_ids` are those that model and tokenizer name, unless the override names others.
 
     Raises:
-        ConfigError: no such directory, an unknown name in the override, or a default out of its range.
+        ConfigError: an unknown name in the override, or a default out of its range.
     """
-    file = dict(model_generation_config)
-    if source not in ("auto", "vllm"):
-        file = _read(Path(source))
-    sampling = {} if source == "vllm" else _pick(file, _SAMPLING_NAMES)
+    sampling = {} if source == "vllm" else _pick(generation_config, _SAMPLING_NAMES)
     override = dict(override or {})
-    eos: Any = override.pop(_EOS, None)
+    if override.get(_EOS) is not None:
+        eos_token_ids = _ids(override[_EOS])
+    override.pop(_EOS, None)
     unknown = sorted(set(override) - set(_OVERRIDE_NAMES))
     if unknown:
         known = ", ".join([*_OVERRIDE_NAMES, _EOS])
@@ -70,35 +62,15 @@ def generation_defaults(
         raise ConfigError(
             f"sampling default out of range: {error}; set it with override_generation_config, or use generation_config='vllm'"
         ) from error
-    if eos is None:
-        eos = _first_set(file.get(_EOS), model_config.get(_EOS), (model_config.get("text_config") or {}).get(_EOS))
-    ids = [*_ids(eos), *_ids(tokenizer_eos_id)]
-    return GenerationDefaults(sampling, list(dict.fromkeys(ids)))
-
-
-def _read(directory: Path) -> dict[str, Any]:
-    path = directory / "generation_config.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"generation_config={str(directory)!r}: cannot read {path} ({error.strerror}); use auto, vllm or a directory"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+    return GenerationDefaults(sampling, list(dict.fromkeys(token for token in eos_token_ids if token is not None)))
 
 
 def _pick(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {field: config[name] for name, field in names.items() if config.get(name) is not None}
 
 
-def _first_set(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _ids(value: Any) -> Iterable[int]:
-    ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
-    for item in ids:
-        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise ConfigError(f"eos_token_id must be a token id or a list of them, got {value!r}")
+def _ids(value: Any) -> list[int]:
+    ids = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        raise ConfigError(f"override_generation_config: eos_token_id must be a token id or a list of them, got {value!r}")
     return ids

@@ -271,13 +271,14 @@ class InputProcessor:
 
 
 def _children(params: SamplingParams) -> list[SamplingParams]:
-    """The parameters of each of the n sequences: seed, seed + 1, ..."""
+    """The parameters of each of the n sequences: seed, seed + 1, ...; only the first computes the prompt's log-probabilities."""
     if params.n == 1:
         return [params]
+    first, other = params.clone(n=1), params.clone(n=1, prompt_logprobs=None)
     if params.seed is None:
-        return [params.clone(n=1)] * params.n
+        return [first, *[other] * (params.n - 1)]
     # Seeds are 64-bit integers and wrap around.
-    return [params.clone(n=1, seed=(params.seed + index + 2**63) % 2**64 - 2**63) for index in range(params.n)]
+    return [first, *(other.clone(seed=(params.seed + index + 2**63) % 2**64 - 2**63) for index in range(1, params.n))]
 
 
 def _checked_ids(ids: Any) -> list[int]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from jaxllm.engine.generation_config import generation_defaults
@@ -10,8 +8,8 @@ from jaxllm.errors import ConfigError
 FILE = {"temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True, "max_new_tokens": 77, "eos_token_id": [4, 5]}
 
 
-def resolve(source="auto", override=None, file=FILE, config=None, eos=None):
-    return generation_defaults(source, override, model_generation_config=file, model_config=config or {}, tokenizer_eos_id=eos)
+def resolve(source="auto", override=None, file=FILE, eos=()):
+    return generation_defaults(source, override, generation_config=file, eos_token_ids=eos)
 
 
 def test_auto_takes_the_sampling_names_that_are_set():
@@ -19,23 +17,14 @@ def test_auto_takes_the_sampling_names_that_are_set():
 
 
 def test_vllm_is_neutral_but_keeps_the_ends_of_sequence():
-    defaults = resolve("vllm", eos=9)
+    defaults = resolve("vllm", eos=(4, 5, 4, None, 9))
     assert defaults.sampling == {}
     assert defaults.eos_token_ids == [4, 5, 9]
 
 
-def test_a_directory_replaces_the_models_file(tmp_path):
-    (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.5}))
-    defaults = resolve(str(tmp_path), config={"eos_token_id": 3})
-    assert defaults.sampling == {"top_p": 0.5}
-    assert defaults.eos_token_ids == [3]
-    with pytest.raises(ConfigError, match="cannot read"):
-        resolve(str(tmp_path / "nowhere"))
-
-
 def test_override_lies_over_the_file_and_takes_penalties():
     override = {"temperature": 0.1, "presence_penalty": 1, "eos_token_id": 6}
-    defaults = resolve(override=override, eos=6)
+    defaults = resolve(override=override, eos=(4, 5))
     assert defaults.sampling == {"temperature": 0.1, "top_k": 20, "max_tokens": 77, "presence_penalty": 1}
     assert defaults.eos_token_ids == [6]
     assert resolve("vllm", override=override).sampling == {"temperature": 0.1, "presence_penalty": 1}
@@ -48,16 +37,3 @@ def test_unknown_names_and_bad_values_fail_at_start():
         resolve(override={"top_p": 7})
     with pytest.raises(ConfigError, match="eos_token_id must be"):
         resolve(override={"eos_token_id": "</s>"})
-
-
-@pytest.mark.parametrize(
-    ("file", "config", "expected"),
-    [
-        ({"eos_token_id": 1}, {"eos_token_id": 2}, [1, 9]),
-        ({}, {"eos_token_id": [2, 9]}, [2, 9]),
-        ({}, {"text_config": {"eos_token_id": 3}}, [3, 9]),
-        ({}, {}, [9]),
-    ],
-)
-def test_ends_of_sequence_come_from_every_source_once(file, config, expected):
-    assert resolve(file=file, config=config, eos=9).eos_token_ids == expected

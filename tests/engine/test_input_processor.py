@@ -198,6 +198,12 @@ def test_n_fans_out_into_children_with_their_own_seeds(processor):
     assert [child.sampling_params.seed for child in wrapped.children] == [2**63 - 1, -(2**63)]
 
 
+def test_prompt_logprobs_are_computed_once_for_n_sequences(processor):
+    request = processor.process("r", "hi", SamplingParams(n=3, prompt_logprobs=1))
+    assert [child.sampling_params.prompt_logprobs for child in request.children] == [1, None, None]
+    assert request.sampling_params.prompt_logprobs == 1
+
+
 def test_memory_of_one_request_is_bounded():
     processor = make(max_model_len=100_000)
     with pytest.raises(InvalidRequestError, match="n=16384 sequences"):
