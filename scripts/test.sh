@@ -1,0 +1,34 @@
+#!/bin/sh
+# Set up an environment in the checkout, then run every check; arguments go to pytest. All checks run, and any failure fails the script.
+#   scripts/test.sh                         everything
+#   scripts/test.sh -m "not heavy"          the core
+#   scripts/test.sh --pytest-only ARGS      the tests without ruff, mypy and the import contracts
+#   VENV=.venv-other scripts/test.sh        in another environment of the checkout
+set -eu
+. "$(dirname -- "$0")/environment.sh"
+
+venv=${VENV:-$ROOT/.venv}
+case $venv in
+    /*) ;;
+    *) venv=$ROOT/$venv ;;
+esac
+ensure_venv "$venv" test
+cd "$ROOT"
+export JAX_PLATFORMS=cpu
+
+failed=""
+check() {
+    say "$*"
+    "$venv/bin/$@" || failed="$failed $1"
+}
+if [ "${1:-}" = --pytest-only ]; then
+    shift
+else
+    check ruff check .
+    check ruff format --check .
+    check mypy
+    check lint-imports
+fi
+check pytest "$@"
+[ -z "$failed" ] || fail "failed:$failed"
+say "all checks passed"

@@ -1,0 +1,23 @@
+"""Options and fixtures that every test may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--conformance", metavar="DIR", help="folder of public conformance data; tests that read it are skipped without")
+
+
+@pytest.fixture(scope="session")
+def conformance_data(request: pytest.FixtureRequest) -> Path:
+    """The folder given with --conformance; the test is skipped without one."""
+    given = request.config.getoption("--conformance")
+    if given is None:
+        pytest.skip("needs --conformance DIR")
+    folder = Path(given)
+    if not folder.is_dir():
+        pytest.fail(f"--conformance {folder} is not a folder")
+    return folder
