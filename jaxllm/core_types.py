@@ -24,6 +24,15 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class ErrorKind(enum.StrEnum):
+    """Whose fault an `EngineOutput.error` is; `engine.client.error_from` turns it back into an exception type."""
+
+    INVALID = "invalid"
+    QUEUE_FULL = "queue_full"
+    DEADLINE = "deadline"
+    FAILED = "failed"
+
+
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence to generate (a request with n > 1 becomes n of these). Validated by the front, checked again by the engine."""
 
@@ -61,6 +70,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_reason: int | None = None
     # Why the request failed, where finish_reason is "error" or a deadline aborted it.
     error: str | None = None
+    error_kind: ErrorKind | None = None
     # Prompt tokens found in the prefix cache, sent with the first output.
     num_cached_tokens: int | None = None
     first_scheduled_time: float | None = None
