@@ -1,0 +1,12 @@
+"""Ragged paged attention: one contract, one backend a platform.
+
+    attend(q, k, v, cache, metadata, spec) -> (out, cache)
+
+writes the new keys and values of a step into their pages and attends over everything that each query may see, prompt chunks and decodes
+in one call. `reference.py` is the plain oracle of the same signature; `xla.py` runs on every platform.
+"""
+
+from jaxllm.ops.attention.backend import AttentionBackend, choose_backend
+from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
+
+__all__ = ["AttentionBackend", "AttentionMetadata", "LayerCache", "choose_backend"]

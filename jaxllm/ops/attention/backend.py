@@ -1,0 +1,62 @@
+"""Which attention runs on which platform, and how it is split over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxllm.ops.attention import xla
+from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
+from jaxllm.specs import AttendSpec
+
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array, LayerCache, AttentionMetadata, AttendSpec], tuple[jax.Array, LayerCache]]
+
+
+@dataclass(frozen=True)
+class AttentionBackend:
+    """One implementation of the attention contract, run on each shard of the heads."""
+
+    name: str
+    attend_shard: AttendFn
+
+    def cache_shapes(self, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
+        """Abstract arrays of one layer's pages."""
+        return LayerCache(
+            k=jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype),
+            v=jax.ShapeDtypeStruct((num_pages, num_kv_heads, page_size, head_dim), dtype),
+        )
+
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        spec: AttendSpec,
+        *,
+        mesh: Mesh,
+        heads_axis: str,
+    ) -> tuple[jax.Array, LayerCache]:
+        """q [T, H, D], k and v [T, K, D] with their heads split over `heads_axis`; returns ([T, H, D], cache)."""
+        if mesh.size == 1:
+            return self.attend_shard(q, k, v, cache, metadata, spec)
+        heads = PartitionSpec(None, heads_axis)
+        sharded = jax.shard_map(
+            lambda q, k, v, cache, metadata: self.attend_shard(q, k, v, cache, metadata, spec),
+            mesh=mesh,
+            in_specs=(heads, heads, heads, heads, PartitionSpec()),
+            out_specs=(heads, heads),
+            check_vma=False,
+        )
+        return sharded(q, k, v, cache, metadata)
+
+
+def choose_backend(platform: str) -> AttentionBackend:
+    """The backend for a jax platform. Until kernels for an accelerator exist, XLA serves every platform."""
+    del platform
+    return AttentionBackend("xla", xla.attend)

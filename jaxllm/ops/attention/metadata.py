@@ -1,0 +1,70 @@
+"""What attention must know of a step, and what it keeps between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer in pages: `k` [N, K, D, S], `v` [N, K, S, D] for N pages of S positions. Page 0 is a sink.
+
+    Keys lie transposed, so that the scores of a page are a plain row-major product.
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+    @property
+    def page_size(self) -> int:
+        return self.v.shape[2]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """The rows of a step. Rows [0, num_decodes) have one token each and come first; the tokens of a row are consecutive.
+
+    page_table: [R, P] int32, pages of each row in order of position (0 where none).
+    q_starts: [R + 1] int32, first token of each row; padding rows have none.
+    kv_lens: [R] int32, positions of each row after this step; 0 for padding rows.
+    positions: [T] int32, position of each token in its sequence.
+    token_rows: [T] int32, row of each token; R for padding tokens.
+    num_decodes: [] int32.
+    """
+
+    page_table: jax.Array
+    q_starts: jax.Array
+    kv_lens: jax.Array
+    positions: jax.Array
+    token_rows: jax.Array
+    num_decodes: jax.Array
+
+    @property
+    def num_rows(self) -> int:
+        return self.kv_lens.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.positions.shape[0]
+
+
+def write_pages(cache: LayerCache, k: jax.Array, v: jax.Array, metadata: AttentionMetadata) -> LayerCache:
+    """Store k, v [T, K, D] of this step's tokens in their pages; padding tokens go to the sink.
+
+    What is not finite (a float16 overflow) is stored as zero: masked positions have weight zero, and zero times NaN would carry one
+    request's overflow into others.
+    """
+    k, v = (jnp.where(jnp.isfinite(x), x, 0) for x in (k, v))
+    size = cache.page_size
+    row = jnp.minimum(metadata.token_rows, metadata.num_rows - 1)
+    page = metadata.page_table[row, metadata.positions // size]
+    page = jnp.where(metadata.token_rows < metadata.num_rows, page, 0)
+    offset = metadata.positions % size
+    return LayerCache(
+        k=cache.k.at[page, :, :, offset].set(k.astype(cache.k.dtype)),
+        v=cache.v.at[page, :, offset, :].set(v.astype(cache.v.dtype)),
+    )

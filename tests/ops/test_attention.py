@@ -1,0 +1,105 @@
+"""The XLA attention against the plain oracle, over ragged steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.ops.attention import AttentionMetadata, LayerCache, reference, xla
+from jaxllm.specs import AttendSpec
+
+HEAD_DIM, NUM_KV = 16, 2
+
+
+def make_step(rng, rows, num_tokens, num_rows, page_size, window=None, pages_per_row=12):
+    """`rows` = [(query tokens, positions already cached)], decodes first. Returns (metadata, cache) with random pages."""
+    num_pages = num_rows * pages_per_row + 1
+    table = np.zeros((num_rows, pages_per_row), np.int32)
+    free = list(rng.permutation(np.arange(1, num_pages)))
+    q_starts, kv_lens = np.zeros(num_rows + 1, np.int32), np.zeros(num_rows, np.int32)
+    positions, token_rows = np.zeros(num_tokens, np.int32), np.full(num_tokens, num_rows, np.int32)
+    at = 0
+    for i, (new, cached) in enumerate(rows):
+        for p in range((new + cached + page_size - 1) // page_size):
+            behind = window is not None and (p + 1) * page_size <= cached + 1 - window
+            table[i, p] = 0 if behind else free.pop()
+        positions[at : at + new] = np.arange(cached, cached + new)
+        token_rows[at : at + new] = i
+        at += new
+        q_starts[i + 1 :] = at
+        kv_lens[i] = new + cached
+    metadata = AttentionMetadata(
+        page_table=jnp.array(table),
+        q_starts=jnp.array(q_starts),
+        kv_lens=jnp.array(kv_lens),
+        positions=jnp.array(positions),
+        token_rows=jnp.array(token_rows),
+        num_decodes=jnp.int32(sum(new == 1 for new, _ in rows)),
+    )
+    k = jnp.array(rng.normal(size=(num_pages, NUM_KV, HEAD_DIM, page_size)), jnp.float32)
+    v = jnp.array(rng.normal(size=(num_pages, NUM_KV, page_size, HEAD_DIM)), jnp.float32)
+    return metadata, LayerCache(k, v)
+
+
+STEPS = {
+    "one decode at a page start": ([(1, 8)], 1, 1),
+    "decodes around page edges": ([(1, 0), (1, 6), (1, 7), (1, 8), (1, 9), (1, 60)], 8, 8),
+    "one prompt": ([(29, 0)], 32, 4),
+    "chunk on a cached prefix": ([(16, 33)], 16, 4),
+    "decodes and prompts, padded": ([(1, 17), (1, 40), (9, 0), (2, 63), (13, 8)], 48, 8),
+    "nothing": ([], 16, 4),
+    "a tile and one": ([(1, 3), (129, 5)], 192, 2),
+}
+
+
+@pytest.mark.parametrize("spec", [AttendSpec(0.25), AttendSpec(0.3, window=5), AttendSpec(0.3, window=20, softcap=3.0)], ids=str)
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("name", STEPS)
+def test_xla_equals_reference(name, group, spec):
+    rows, num_tokens, num_rows = STEPS[name]
+    rng = np.random.default_rng(len(name))
+    metadata, cache = make_step(rng, rows, num_tokens, num_rows, 8, spec.window, pages_per_row=20)
+    q = jnp.array(rng.normal(size=(num_tokens, NUM_KV * group, HEAD_DIM)), jnp.float32)
+    k, v = (jnp.array(rng.normal(size=(num_tokens, NUM_KV, HEAD_DIM)), jnp.float32) for _ in range(2))
+
+    want, want_cache = reference.attend(q, k, v, cache, metadata, spec)
+    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec)
+
+    real = np.asarray(metadata.token_rows) < num_rows
+    np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
+    np.testing.assert_array_equal(got_cache.v[1:], want_cache.v[1:])
+    np.testing.assert_array_equal(got_cache.k[1:], want_cache.k[1:])
+
+
+def test_a_row_does_not_depend_on_its_batch_mates():
+    rng = np.random.default_rng(7)
+    spec = AttendSpec(0.25)
+    metadata, cache = make_step(rng, [(1, 30), (1, 9), (1, 70)], 4, 4, 8)
+    q = jnp.array(rng.normal(size=(4, 4, HEAD_DIM)), jnp.float32)
+    k = v = jnp.array(rng.normal(size=(4, NUM_KV, HEAD_DIM)), jnp.float32)
+    together, _ = xla.attend(q, k, v, cache, metadata, spec)
+    alone = AttentionMetadata(
+        page_table=metadata.page_table[1:2],
+        q_starts=jnp.array([0, 1]),
+        kv_lens=metadata.kv_lens[1:2],
+        positions=metadata.positions[1:2],
+        token_rows=jnp.array([0]),
+        num_decodes=jnp.int32(1),
+    )
+    single, _ = xla.attend(q[1:2], k[1:2], v[1:2], cache, alone, spec)
+    np.testing.assert_allclose(single[0], together[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", ["q", "k", "v"])
+def test_an_overflow_stays_in_its_row(bad):
+    rng = np.random.default_rng(8)
+    spec = AttendSpec(0.25)
+    rows = [(1, 30), (1, 9), (20, 5), (7, 0)]
+    metadata, cache = make_step(rng, rows, 32, 4, 8)
+    arrays = {name: jnp.array(rng.normal(size=(32, heads, HEAD_DIM)), jnp.float32) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    clean, _ = xla.attend(*arrays.values(), cache, metadata, spec)
+    arrays[bad] = arrays[bad].at[1].set(jnp.nan).at[2:22].set(jnp.inf).at[29:].set(jnp.nan)
+    dirty, _ = xla.attend(*arrays.values(), cache, metadata, spec)
+    for row in (0, 3):
+        mine = np.asarray(metadata.token_rows) == row
+        np.testing.assert_allclose(dirty[mine], clean[mine], atol=1e-6)
