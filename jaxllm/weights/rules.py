@@ -1,0 +1,224 @@
+"""Declarative rules from checkpoint tensors to parameters, and the loader that follows them.
+
+A family's rules name, for each parameter it may have, the checkpoint tensors it is made of and how. `bind_rules` turns them into one
+recipe a parameter of a concrete model; `load_params` reads the checkpoint by the recipes, one parameter at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxllm.errors import ModelLoadError
+from jaxllm.weights.checkpoint import Checkpoint
+from jaxllm.weights.transforms import COPY, CheckpointDims, Transform
+
+# Where a message lists names, this many are enough.
+_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Source:
+    """One checkpoint tensor [out, in], or the `part`-th of `parts` equal pieces of it along the outputs.
+
+    `transposed` says that the checkpoint keeps it as [in, out].
+    """
+
+    name: str
+    transposed: bool = False
+    part: int = 0
+    parts: int = 1
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that the checkpoint must have for this source to be of `shape`."""
+        whole = (shape[0] * self.parts, *shape[1:])
+        return whole[::-1] if self.transposed else whole
+
+    def take(self, tensor: np.ndarray) -> np.ndarray:
+        if self.transposed:
+            tensor = tensor.T
+        size = tensor.shape[0] // self.parts
+        return tensor[self.part * size : (self.part + 1) * size]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Parameter `param` is `transform` of `sources`; `{i}` in the names stands for the layer."""
+
+    param: str
+    sources: tuple[Source, ...]
+    transform: Transform = COPY
+
+
+def rule(param: str, *sources: str | Source, transform: Transform = COPY) -> Rule:
+    """A `Rule`, with plain names for sources that are taken as they are."""
+    return Rule(param, tuple(s if isinstance(s, Source) else Source(s) for s in sources), transform)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A rule made concrete: the tensors to read, with the shapes that this transform needs them to have."""
+
+    sources: tuple[Source, ...]
+    source_shapes: tuple[tuple[int, ...], ...]
+    transform: Transform
+    dims: CheckpointDims
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """How a concrete model is loaded.
+
+    Attributes:
+        recipes: one for each parameter.
+        prefix: what names begin with in a complete checkpoint; one saved from the bare decoder lacks it.
+        ignored: patterns (full match) of tensors that carry nothing to load.
+        aliases: tensors that a tied model may carry a second time, with the name of the first.
+    """
+
+    recipes: Mapping[str, Recipe]
+    prefix: str
+    ignored: tuple[str, ...]
+    aliases: Mapping[str, str]
+
+
+class Loadable(Protocol):
+    """The part of a `ModelDef` that loading needs."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def shapes(self) -> Mapping[str, Any]: ...
+
+    @property
+    def rules(self) -> LoadPlan: ...
+
+
+def bind_rules(
+    rules: Sequence[Rule], shapes: Mapping[str, Any], dims: CheckpointDims, *, prefix: str, ignored: Sequence[str] = ()
+) -> LoadPlan:
+    """One recipe for each parameter in `shapes` (name -> something with `.shape`).
+
+    Raises:
+        KeyError: a parameter without a rule, which is a mistake in the family file.
+    """
+    by_param = {rule.param: rule for rule in rules}
+    recipes = {}
+    for name, abstract in shapes.items():
+        template, layer = _template(name)
+        rule = by_param[template]
+        sources = tuple(Source(source.name.replace("{i}", layer), source.transposed, source.part, source.parts) for source in rule.sources)
+        recipes[name] = Recipe(sources, rule.transform.source_shapes(abstract.shape, dims), rule.transform, dims)
+    aliases = {}
+    if "head.weight" not in shapes and "head.weight" in by_param:
+        aliases[by_param["head.weight"].sources[0].name] = by_param["embed.weight"].sources[0].name
+    return LoadPlan(recipes, prefix, tuple(ignored), aliases)
+
+
+def _template(name: str) -> tuple[str, str]:
+    """`layers.3.mlp.down` -> (`layers.{i}.mlp.down`, `3`)."""
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    return (f"layers.{{i}}.{match[2]}", match[1]) if match else (name, "")
+
+
+def load_params(model_def: Loadable, checkpoint: Checkpoint, place: Callable[[str, np.ndarray], Any]) -> list[Any]:
+    """Read every parameter, in the order of `model_def.names`.
+
+    Args:
+        model_def: names, abstract parameters and load plan.
+        checkpoint: where the tensors come from.
+        place: brings one finished parameter (the right shape and dtype) to the devices.
+
+    Returns:
+        What `place` returned, a parameter each. At most one parameter is held on the host at a time.
+
+    Raises:
+        ModelLoadError: missing or unknown tensors, wrong shapes, values that the dtype cannot hold. Names are checked before reading.
+    """
+    plan = model_def.rules
+    stored = stored_names(plan, checkpoint)
+    _check_tensors(plan, checkpoint, stored)
+    return [place(name, _build(name, plan.recipes[name], model_def.shapes[name], checkpoint, stored)) for name in model_def.names]
+
+
+def stored_names(plan: LoadPlan, checkpoint: Checkpoint) -> dict[str, str]:
+    """Full name -> the name in the checkpoint, which lacks the prefix where the bare decoder was saved."""
+    names = list(checkpoint.names())
+    if any(name.startswith(plan.prefix) for name in names):
+        return {name: name for name in names}
+    known = {source.name for recipe in plan.recipes.values() for source in recipe.sources}
+    return {(name if name in known or name in plan.aliases else plan.prefix + name): name for name in names}
+
+
+def _check_tensors(plan: LoadPlan, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
+    wanted = {source.name for recipe in plan.recipes.values() for source in recipe.sources}
+    missing = sorted(wanted - stored.keys())
+    if missing:
+        hint = ""
+        head = plan.recipes.get("head.weight")
+        if head is not None and head.sources[0].name in missing:
+            hint = (
+                f"; {head.sources[0].name} is the output head of a model whose config says tie_word_embeddings=false: if it shares"
+                " the input embeddings, set tie_word_embeddings to true (hf_overrides)"
+            )
+        raise ModelLoadError(f"{checkpoint.location} lacks {len(missing)} tensors of this model: {_listing(missing)}{hint}")
+    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in plan.ignored)) if plan.ignored else None
+    unknown = sorted(name for name in stored.keys() - wanted - plan.aliases.keys() if ignored is None or not ignored.fullmatch(name))
+    if unknown:
+        raise ModelLoadError(
+            f"{checkpoint.location} has {len(unknown)} tensors that this model does not use: {_listing(unknown)};"
+            " the config and the weights do not belong together, or the model has parts that are not supported"
+        )
+    wrong = [
+        f"{source.name} is {list(checkpoint.shape(stored[source.name]))}, the config needs {list(source.stored_shape(shape))}"
+        for recipe in plan.recipes.values()
+        for source, shape in zip(recipe.sources, recipe.source_shapes, strict=True)
+        if tuple(checkpoint.shape(stored[source.name])) != source.stored_shape(shape)
+    ]
+    if wrong:
+        raise ModelLoadError(f"{checkpoint.location} has {len(wrong)} tensors of another shape: {_listing(wrong)}")
+    for name in sorted(wanted):
+        if not _is_float(checkpoint.dtype(stored[name])):
+            raise ModelLoadError(
+                f"{checkpoint.location}: {name} is stored as {checkpoint.dtype(stored[name])}; quantized checkpoints are not supported"
+            )
+    for alias, name in plan.aliases.items():
+        if alias in stored and not _equal(checkpoint.read(stored[alias]), checkpoint.read(stored[name])):
+            raise ModelLoadError(
+                f"{checkpoint.location}: the config says tie_word_embeddings=true, but {alias} differs from {name};"
+                " set tie_word_embeddings to false (hf_overrides) to use it"
+            )
+
+
+def _build(name: str, recipe: Recipe, abstract: Any, checkpoint: Checkpoint, stored: Mapping[str, str]) -> np.ndarray:
+    """The parameter in its final shape and dtype; a view of the checkpoint where nothing has to change."""
+    sources = [source.take(checkpoint.read(stored[source.name])) for source in recipe.sources]
+    array = recipe.transform.build(sources, tuple(abstract.shape), np.dtype(abstract.dtype), recipe.dims)
+    if array.dtype == np.float16 and any(source.dtype != np.float16 for source in sources) and not np.isfinite(array).all():
+        raise ModelLoadError(
+            f"{checkpoint.location}: {name} holds values that float16 cannot hold (beyond 65504); use dtype bfloat16 or float32"
+        )
+    return array
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.shape != b.shape:
+        return False
+    step = max(1, 2**24 // max(1, a[:1].size))
+    return all(np.array_equal(a[start : start + step], b[start : start + step]) for start in range(0, a.shape[0], step))
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    # ml_dtypes' types (bfloat16, fp8) are of kind "V" or "f" depending on the type and version.
+    return dtype.kind == "f" or "float" in dtype.name
+
+
+def _listing(names: Iterable[str]) -> str:
+    names = list(names)
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
