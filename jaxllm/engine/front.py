@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxllm.config import ModelConfig
+from jaxllm.config import EngineConfig, ModelConfig
 from jaxllm.core_types import EngineInfo
 from jaxllm.engine.generation_config import GenerationDefaults, generation_defaults
 from jaxllm.engine.input_processor import InputProcessor
@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 class Front:
     """Tokenizer and defaults of a model, and the processors of a started engine's requests."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, defaults: GenerationDefaults, info: EngineInfo):
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, defaults: GenerationDefaults, info: EngineInfo):
         self.tokenizer = tokenizer
         self.defaults = defaults
-        self.input = InputProcessor(info, tokenizer, defaults, max_logprobs=config.max_logprobs)
+        self.input = InputProcessor(
+            info,
+            tokenizer,
+            defaults,
+            max_logprobs=config.model.max_logprobs,
+            priorities=config.scheduler.scheduling_policy == "priority",
+        )
         self.output = OutputProcessor(tokenizer)
 
 

@@ -44,13 +44,17 @@ class ProcessedRequest:
 class InputProcessor:
     """Checks requests against a started engine and its tokenizer.
 
-    `max_logprobs` is the largest `logprobs` that a request may ask for (-1: as many as the vocabulary holds).
+    `max_logprobs` is the largest `logprobs` that a request may ask for (-1: as many as the vocabulary holds); `priorities` says
+    whether the engine schedules by priority.
     """
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_logprobs: int = 20):
+    def __init__(
+        self, info: EngineInfo, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_logprobs: int = 20, priorities: bool = False
+    ):
         self._info = info
         self._tokenizer = tokenizer
         self._defaults = defaults
+        self._priorities = priorities
         self._max_logprobs = info.vocab_size if max_logprobs == -1 else min(max_logprobs, info.vocab_size)
         # Rows of the head beyond the tokenizer are padding: accepted in prompts, never sampled.
         self._num_sampled_ids = min(info.vocab_size, tokenizer.vocab_size)
@@ -83,6 +87,12 @@ class InputProcessor:
         cache_salt = _checked_salt(salt if salt is not None else cache_salt)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be an integer, got {priority!r}", param="priority", value=priority)
+        if priority and not self._priorities:
+            raise InvalidRequestError(
+                f"priority={priority} needs an engine started with scheduling_policy='priority'; send 0 or leave it out",
+                param="priority",
+                value=priority,
+            )
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, int | float)):
             raise InvalidRequestError(f"deadline must be a time in seconds since the epoch, got {deadline!r}", param="deadline")
         if not isinstance(params, SamplingParams):

@@ -25,7 +25,7 @@ def processor():
     return make()
 
 
-def make(max_logprobs=20, max_model_len=32, eos=(2,), vocab_size=VOCAB):
+def make(max_logprobs=20, max_model_len=32, eos=(2,), vocab_size=VOCAB, priorities=False):
     info = EngineInfo(
         max_model_len=max_model_len,
         vocab_size=vocab_size,
@@ -36,7 +36,7 @@ def make(max_logprobs=20, max_model_len=32, eos=(2,), vocab_size=VOCAB):
         dtype="float32",
         platform="cpu",
     )
-    return InputProcessor(info, CharTokenizer(), GenerationDefaults({}, list(eos)), max_logprobs=max_logprobs)
+    return InputProcessor(info, CharTokenizer(), GenerationDefaults({}, list(eos)), max_logprobs=max_logprobs, priorities=priorities)
 
 
 def test_every_form_of_a_prompt_gives_the_same_ids(processor):
@@ -187,7 +187,8 @@ def test_eos_ids_reach_the_engine_and_bad_words_do_not_come_from_users():
     assert params.bad_words_token_ids is None
 
 
-def test_n_fans_out_into_children_with_their_own_seeds(processor):
+def test_n_fans_out_into_children_with_their_own_seeds():
+    processor = make(priorities=True)
     request = processor.process("r", "hi", SamplingParams(n=3, seed=5), priority=2, deadline=9.5)
     assert [child.request_id for child in request.children] == ["0_r", "1_r", "2_r"]
     assert [child.sampling_params.seed for child in request.children] == [5, 6, 7]
@@ -222,5 +223,11 @@ def test_users_parameters_are_copied_and_checked_again(processor):
         processor.process("r", "hi", params)
     with pytest.raises(InvalidRequestError, match="sampling_params must be SamplingParams"):
         processor.process("r", "hi", {"temperature": 1})
-    with pytest.raises(InvalidRequestError, match="priority"):
-        processor.process("r", "hi", SamplingParams(), priority=1.5)
+
+
+def test_priorities_need_an_engine_that_heeds_them(processor):
+    processor.process("r", "hi", SamplingParams(), priority=0)
+    with pytest.raises(InvalidRequestError, match="scheduling_policy='priority'"):
+        processor.process("r", "hi", SamplingParams(), priority=1)
+    with pytest.raises(InvalidRequestError, match="priority must be an integer"):
+        make(priorities=True).process("r", "hi", SamplingParams(), priority=1.5)
