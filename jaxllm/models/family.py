@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.hf_config import HFConfig
-from jaxllm.models.rope import RopeParameters, read_rope
 from jaxllm.specs import DecoderSpec
 from jaxllm.weights.rules import Rule
 
@@ -44,22 +43,21 @@ class Family:
 
 
 def head_sizes(config: HFConfig) -> tuple[int, int, int]:
-    """(query heads, KV heads, head dim).
+    """(query heads, KV heads, head dim); absent KV heads are as many as query heads, an absent head dim is width / heads.
 
     Raises:
         ModelLoadError: sizes that do not divide.
     """
-    heads = config.size("num_attention_heads")
+    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads = config.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise ModelLoadError(f"config.json: num_attention_heads={heads} must be a multiple of num_key_value_heads={kv_heads}")
-    head_dim = config.get("head_dim")
-    if head_dim is None:
-        width = config.size("hidden_size")
-        if width % heads:
-            raise ModelLoadError(f"config.json: hidden_size={width} must be a multiple of num_attention_heads={heads}")
-        return heads, kv_heads, width // heads
-    return heads, kv_heads, config.size("head_dim")
+    if config.get("head_dim") is None and width % heads:
+        raise ModelLoadError(f"config.json: hidden_size={width} must be a multiple of num_attention_heads={heads}")
+    head_dim = config.size("head_dim", width // heads)
+    if head_dim % 2:
+        raise ModelLoadError(f"config.json: rotary embeddings need an even head_dim, got {head_dim}")
+    return heads, kv_heads, head_dim
 
 
 def layer_windows(config: HFConfig, window: int | None, default: Callable[[int], bool]) -> list[int | None]:
@@ -85,10 +83,3 @@ def layer_windows(config: HFConfig, window: int | None, default: Callable[[int],
     if window is None and "sliding_attention" in types:
         raise ModelLoadError("config.json: layer_types has sliding_attention, but no sliding_window is in force")
     return [window if kind == "sliding_attention" else None for kind in types]
-
-
-def llama_rope(config: HFConfig, default_max_positions: int) -> RopeParameters:
-    """The one rope entry of a Llama-like config."""
-    # The first Llama checkpoints spelt it max_sequence_length.
-    fallback = config.get("max_sequence_length", default_max_positions)
-    return read_rope(config, max_positions=config.size("max_position_embeddings", fallback))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxllm.errors import ModelLoadError
 from jaxllm.models.family import ACTIVATIONS, Family
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, MLPSpec, NormSpec
@@ -11,6 +12,8 @@ from jaxllm.weights.transforms import FUSE_QKV, SPLIT_INPUTS, TOKEN_ROWS
 
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     width, heads, num_layers = config.size("n_embd"), config.size("n_head"), config.size("n_layer")
+    if width % heads:
+        raise ModelLoadError(f"config.json: n_embd={width} must be a multiple of n_head={heads}")
     norm = NormSpec("layer", config.number("layer_norm_epsilon", 1e-5))
     mlp = MLPSpec(
         width=config.size("n_inner", 4 * width),

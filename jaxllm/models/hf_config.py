@@ -26,6 +26,7 @@ _HARMLESS = frozenset(
     repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
     exponential_decay_length_penalty remove_invalid_values max_new_tokens
     unsloth_version unsloth_fixed quantization_aware_training cache_implementation use_flash_attn attn_implementation
+    is_llama_config transformers.js_config model_max_length seq_length
     """.split()  # noqa: SIM905
 )
 
@@ -44,6 +45,11 @@ class HFConfig:
         self._read.add(key)
         value = self._values.get(key)
         return default if value is None else value
+
+    def given(self, key: str) -> bool:
+        """Whether the key is present, be it as null."""
+        self._read.add(key)
+        return key in self._values
 
     def size(self, key: str, default: Any = _REQUIRED) -> int:
         """A positive integer.

@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
-from jaxllm.models.family import ACTIVATIONS, Family, head_sizes, llama_rope
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxllm.models.family import ACTIVATIONS, Family, head_sizes
 from jaxllm.models.hf_config import HFConfig
-from jaxllm.models.rope import rope_spec
+from jaxllm.models.rope import read_rope, rope_spec
 from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, MLPSpec, NormSpec
 from jaxllm.weights.rules import rule
 from jaxllm.weights.transforms import FUSE_QKV, SPLIT_INPUTS, STACK, TOKEN_ROWS
 
 
-def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+def llama_like(
+    config: HFConfig,
+    max_model_len: int | None,
+    *,
+    default_positions: int,
+    windows: Sequence[int | None] | None = None,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> DecoderSpec:
+    """The spec of a decoder built like Llama, under Llama's config keys.
+
+    Args:
+        config: the model's config.
+        max_model_len: longest sequence of the engine; None: the config's own.
+        default_positions: context where the config does not say.
+        windows: attention window by layer; None: full attention everywhere.
+        qkv_bias, out_bias, mlp_bias: which projections have biases.
+        qk_norm: whether heads of queries and keys are normalised.
+    """
     heads, kv_heads, head_dim = head_sizes(config)
-    rope = llama_rope(config, 2048)
+    # The first Llama checkpoints spelt it max_sequence_length.
+    positions = config.size("max_position_embeddings", config.get("max_sequence_length", default_positions))
+    rope = read_rope(config, max_positions=positions)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
-    bias = config.flag("attention_bias", False)
     attention = AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         attend=AttendSpec(scale=head_dim**-0.5),
         rope=rope_spec(rope, head_dim, max_model_len or rope.context_length()),
-        qkv_bias=bias,
-        out_bias=bias,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        qk_norm=norm if qk_norm else None,
     )
-    mlp = MLPSpec(
-        width=config.size("intermediate_size"),
-        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
-        bias=config.flag("mlp_bias", False),
-    )
+    mlp = MLPSpec(width=config.size("intermediate_size"), activation=config.choice("hidden_act", ACTIVATIONS, "silu"), bias=mlp_bias)
+
+    def block(window: int | None) -> BlockSpec:
+        return BlockSpec(replace(attention, attend=replace(attention.attend, window=window)), mlp, norm)
+
     return DecoderSpec(
         width=config.size("hidden_size"),
         vocab_size=config.size("vocab_size"),
-        blocks=(BlockSpec(attention, mlp, norm),) * config.size("num_hidden_layers"),
+        blocks=tuple(block(window) for window in windows or [None] * config.size("num_hidden_layers")),
         final_norm=norm,
         tied_head=config.flag("tie_word_embeddings", False),
         max_positions=rope.context_length(),
     )
+
+
+def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    bias = config.flag("attention_bias", False)
+    mlp_bias = config.flag("mlp_bias", False)
+    return llama_like(config, max_model_len, default_positions=2048, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
 _LAYER = "model.layers.{i}"

@@ -7,10 +7,13 @@ from typing import Any
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.family import Family
+from jaxllm.models.gemma import GEMMA3
 from jaxllm.models.gpt2 import GPT2
 from jaxllm.models.llama import LLAMA
+from jaxllm.models.mistral import MISTRAL
+from jaxllm.models.qwen import QWEN2, QWEN3
 
-FAMILIES = {family.architecture: family for family in (LLAMA, GPT2)}
+FAMILIES = {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, GPT2)}
 
 
 def find_family(hf_config: Mapping[str, Any]) -> Family:
