@@ -1,0 +1,64 @@
+"""The application: routes, middleware and error handlers around a `ServerState`; and the command that runs it."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from jaxllm import __version__
+from jaxllm.config import EngineConfig
+from jaxllm.server.config import ServerConfig
+from jaxllm.server.errors import install_error_handlers
+from jaxllm.server.lifecycle import bind, serve_forever
+from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from jaxllm.server.openapi import install_openapi
+from jaxllm.server.routes import chat, completions, health, models, tokenize
+from jaxllm.server.state import ServerState
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The ASGI application that answers for `state`, whatever phase it is in."""
+    config = state.config
+    docs = not config.disable_fastapi_docs
+    app = FastAPI(
+        title="jaxllm",
+        version=__version__,
+        description="OpenAI-compatible API of a jaxllm server",
+        root_path=config.root_path,
+        docs_url="/docs" if docs else None,
+        redoc_url="/redoc" if docs else None,
+        openapi_url="/openapi.json" if docs else None,
+    )
+    app.state.server = state
+    for routes in (completions, chat, models, tokenize, health):
+        app.include_router(routes.router)
+    install_error_handlers(app)
+    install_openapi(app)
+    # The last one added is the first to see a request. CORS is outermost: browsers must be able to read refusals.
+    app.add_middleware(BodyLimitMiddleware, limit=config.max_request_body_size)
+    if config.api_keys:
+        app.add_middleware(ApiKeyMiddleware, keys=config.api_keys, root_path=config.root_path)
+    if config.enable_request_id_headers:
+        app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=config.allowed_origins,
+        allow_methods=config.allowed_methods,
+        allow_headers=config.allowed_headers,
+        allow_credentials=config.allow_credentials,
+    )
+    return app
+
+
+def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> None:
+    """Load a model and serve it until SIGTERM or SIGINT; returns once everything is closed.
+
+    The address is taken first, so that a port in use is reported before a model is loaded.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or an option cannot be honoured.
+        JaxllmError: the model cannot be loaded.
+    """
+    listener = bind(server_config)
+    state = ServerState(server_config)
+    serve_forever(state, create_app(state), listener, engine_config)

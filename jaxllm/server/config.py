@@ -1,0 +1,106 @@
+"""Options of the HTTP server. Light: the command line reads this file before anything heavy is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from jaxllm.config import option
+from jaxllm.errors import ConfigError
+
+LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
+
+API_KEY_VARIABLE = "JAXLLM_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Where and how the server listens, who may ask, and what it answers beside the model's output."""
+
+    host: str | None = option(None, "Address to listen on. Default: every IPv4 address of this machine")
+    port: int = option(8000, "Port to listen on; 0 lets the system choose one")
+    uds: str | None = option(None, "Path of a Unix domain socket to listen on instead of host and port")
+    root_path: str = option("", "Path prefix under which a proxy serves this server")
+    api_key: tuple[str, ...] = dataclasses.field(
+        default=(),
+        repr=False,
+        metadata={"help": f"Key that requests under /v1 must bring as a bearer token; repeatable. Default: ${API_KEY_VARIABLE}, if set"},
+    )
+    served_model_name: tuple[str, ...] = option((), "Name of the model in the API; repeatable, the first one is used in responses")
+    trust_request_chat_template: bool = option(False, "Allow requests to bring a chat template of their own")
+    enable_prompt_tokens_details: bool = option(False, "Report usage.prompt_tokens_details.cached_tokens")
+    enable_force_include_usage: bool = option(False, "Report usage in every chunk of every stream, asked for or not")
+    enable_request_id_headers: bool = option(False, "Send X-Request-Id with every response (the request's own, if it brought one)")
+    enable_log_requests: bool = option(False, "Log a line for each request (sizes and parameters, no texts)")
+    disable_log_requests: bool = option(False, "Log no line for each request, which is the default")
+    metrics_prefix: str = option("jaxllm", "Prefix of the metrics' names; vllm fits existing dashboards")
+    request_timeout: float | None = option(
+        None, "Seconds after which a request is given up; a request may ask for less with the header X-Request-Timeout. Default: none"
+    )
+    shutdown_timeout: float = option(5.0, "Seconds that running requests may still take once the server is told to stop")
+    max_request_body_size: int = option(32 * 2**20, "Largest request body in bytes")
+    allowed_origins: tuple[str, ...] = option(("*",), "Origins that browsers may call from; repeatable, or a JSON list")
+    allowed_methods: tuple[str, ...] = option(("*",), "Methods that browsers may use from other origins; repeatable, or a JSON list")
+    allowed_headers: tuple[str, ...] = option(("*",), "Headers that browsers may send from other origins; repeatable, or a JSON list")
+    allow_credentials: bool = option(False, "Let browsers send credentials from other origins")
+    ssl_keyfile: str | None = option(None, "Private key (PEM) for HTTPS")
+    ssl_certfile: str | None = option(None, "Certificate (PEM) for HTTPS")
+    disable_fastapi_docs: bool = option(False, "Do not serve /docs, /redoc and /openapi.json")
+    disable_uvicorn_access_log: bool = option(False, "Log no line for each HTTP exchange")
+    uvicorn_log_level: LogLevel = option("info", "Log level of the HTTP server")
+
+    def __post_init__(self) -> None:
+        for name in ("api_key", "served_model_name", "allowed_origins", "allowed_methods", "allowed_headers"):
+            object.__setattr__(self, name, _words(name, getattr(self, name)))
+        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be an integer from 0 to 65535, got {self.port!r}")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError(f"root_path must start with /, got {self.root_path!r}")
+        object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
+        if self.enable_log_requests and self.disable_log_requests:
+            raise ConfigError("enable_log_requests and disable_log_requests exclude each other; give one of them")
+        if not self.metrics_prefix.isidentifier():
+            raise ConfigError(f"metrics_prefix must consist of letters, digits and _, got {self.metrics_prefix!r}")
+        if self.request_timeout is not None and not self.request_timeout > 0:
+            raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout!r}")
+        if not 0 <= self.shutdown_timeout < float("inf"):
+            raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}")
+        if self.max_request_body_size < 1:
+            raise ConfigError(f"max_request_body_size must be at least 1 byte, got {self.max_request_body_size!r}")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            given, missing = ("ssl_keyfile", "ssl_certfile") if self.ssl_keyfile else ("ssl_certfile", "ssl_keyfile")
+            raise ConfigError(f"{given} needs {missing} beside it")
+        for name in ("ssl_keyfile", "ssl_certfile"):
+            path = getattr(self, name)
+            if path is not None and not os.path.isfile(path):
+                raise ConfigError(f"{name}={path!r} is not a file")
+        if self.uvicorn_log_level not in get_args(LogLevel):
+            raise ConfigError(f"uvicorn_log_level must be one of {', '.join(get_args(LogLevel))}; got {self.uvicorn_log_level!r}")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys in force: those given, else that of the environment."""
+        from_environment = os.environ.get(API_KEY_VARIABLE)
+        return self.api_key or ((from_environment,) if from_environment else ())
+
+
+def _words(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    """A tuple of words from one word, several, or the text of a JSON list."""
+    words: list[str] = []
+    for item in (value,) if isinstance(value, str) else value:
+        if isinstance(item, str) and item.startswith("["):
+            try:
+                words += json.loads(item)
+            except ValueError as error:
+                raise ConfigError(f'{name}: expected a JSON list such as ["a"], got {item!r} ({error})') from None
+        else:
+            words.append(item)
+    for word in words:
+        if not isinstance(word, str) or not word:
+            # The value itself may be a secret.
+            raise ConfigError(f"{name} must hold non-empty strings")
+    return tuple(words)

@@ -1,0 +1,268 @@
+"""What requests may hold: the fields of OpenAI's API and those that vLLM adds, validated and documented (/docs)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from jaxllm.errors import InvalidRequestError, NotSupportedError
+
+logger = logging.getLogger(__name__)
+
+MAX_STOP_STRINGS = 4
+MAX_REQUEST_ID_CHARS = 256
+
+_LATER = "is not supported yet"
+# Fields that users of other servers know and that we do not offer: name -> (values that ask for nothing, why the others are refused).
+REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "best_of": ((1,), "is gone; use n"),
+    "suffix": (("",), f"{_LATER}: the prompt is completed at its end"),
+    "use_beam_search": ((False,), "is not served over HTTP; use LLM.beam_search"),
+    "length_penalty": ((1,), "belongs to beam search; use LLM.beam_search"),
+    "structured_outputs": ((), _LATER),
+    "guided_json": ((), _LATER),
+    "guided_regex": ((), _LATER),
+    "guided_choice": ((), _LATER),
+    "guided_grammar": ((), _LATER),
+    "thinking_token_budget": ((-1,), _LATER),
+    "repetition_detection": ((), _LATER),
+    "include_reasoning": ((True,), "must be true: reasoning is not parsed yet"),
+    "return_token_offsets": ((False,), _LATER),
+    "return_prompt_text": ((False,), _LATER),
+    "stream_interval": ((1,), "must be 1: every step is streamed"),
+    "watermarking": ((False,), _LATER),
+    "kv_transfer_params": ((), _LATER),
+    "vllm_xargs": (({},), _LATER),
+    "prompt_embeds": ((), _LATER),
+    "mm_processor_kwargs": (({},), "needs a multimodal model, which is not supported yet"),
+    "media_io_kwargs": (({},), "needs a multimodal model, which is not supported yet"),
+    "modalities": ((["text"],), "must be ['text']: audio output is not supported"),
+    "audio": ((), "is not supported: this server answers in text"),
+    "functions": (([],), "is not supported; use tools with tool_choice 'none' to render functions into the prompt"),
+    "function_call": (("none",), "is not supported yet: calls are not parsed"),
+}
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number")
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _bool_is_count(value: Any) -> Any:
+    """`logprobs: true` asks for one, false for none."""
+    return (1 if value else None) if isinstance(value, bool) else value
+
+
+Int = Annotated[int, BeforeValidator(_no_bool)]
+Float = Annotated[float, BeforeValidator(_no_bool)]
+Count = Annotated[int | None, BeforeValidator(_bool_is_count)]
+Strings = Annotated[list[str], BeforeValidator(_as_list)]
+
+
+class ApiRequest(BaseModel):
+    """What every request shares. Fields that nobody knows are accepted, as OpenAI clients expect."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    model: str | None = Field(None, description="Name of the model; one of /v1/models. Default: the served model")
+
+    def check(self) -> None:
+        """What concerns several fields at once. Raises InvalidRequestError, which pydantic would wrap if a validator raised it."""
+        for name, value in (self.model_extra or {}).items():
+            if name in REFUSED_FIELDS:
+                neutral, reason = REFUSED_FIELDS[name]
+                if value is not None and value not in neutral:
+                    raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
+            else:
+                logger.debug("ignoring the unknown request field %r", name)
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request")
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far with every chunk")
+
+
+class GenerationRequest(ApiRequest):
+    """Sampling and output fields that completions and chat share. What is not set comes from the model's generation config."""
+
+    n: Int | None = Field(None, description="Sequences per prompt")
+    stream: bool | None = Field(None, description="Send the output as server-sent events while it is made")
+    stream_options: StreamOptions | None = None
+    temperature: Float | None = Field(None, description="0 (greedy) to 2")
+    top_p: Float | None = None
+    top_k: Int | None = Field(None, description="0 or -1 turns it off")
+    min_p: Float | None = None
+    presence_penalty: Float | None = None
+    frequency_penalty: Float | None = None
+    repetition_penalty: Float | None = None
+    seed: Int | None = None
+    logit_bias: dict[int, Float] | None = Field(None, description="Token id -> bias, -100 to 100")
+    stop: Strings | None = Field(None, description=f"At most {MAX_STOP_STRINGS} strings that end the output")
+    stop_token_ids: list[Int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Int | None = None
+    max_tokens: Int | None = Field(None, description="Most tokens to generate. Default: 16 for completions, what fits for chat")
+    bad_words: Strings | None = None
+    allowed_token_ids: list[Int] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Int | None = Field(None, description="Keep this many tokens of the prompt; -1: as many as fit")
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Where truncation cuts. Default: left")
+    prompt_logprobs: Count = Field(None, description="Top log-probabilities per prompt token; not with stream")
+    logprob_token_ids: list[Int] | None = Field(None, description="Token ids whose log-probabilities are wanted at every position")
+    response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"}')
+    echo: bool | None = Field(None, description="Put the prompt (chat: the message being continued) before the output")
+    add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens to text. Default: true; chat: false")
+    priority: Int | None = Field(None, description="Lower is served first, with the priority policy")
+    cache_salt: str | None = Field(None, description="Prefixes are shared only between requests of equal salt")
+    request_id: str | None = Field(None, description="Name of this request in ids and logs; the header X-Request-Id goes before it")
+    return_token_ids: bool | None = Field(None, description="Also return token ids of prompt and output")
+    return_tokens_as_token_ids: bool | None = Field(None, description='Show tokens in logprobs as "token_id:N"')
+    user: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options needs stream=true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError(
+                "prompt_logprobs cannot be streamed; send stream=false", param="prompt_logprobs", value=self.prompt_logprobs
+            )
+        if self.stop is not None and len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(
+                f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", param="stop", value=len(self.stop)
+            )
+        kind = (self.response_format or {"type": "text"}).get("type")
+        if kind != "text":
+            raise NotSupportedError(
+                f"response_format.type must be 'text': structured outputs are not supported yet; got {kind!r:.200}", param="response_format"
+            )
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Like OpenAI's servers, only together with include_usage."""
+        return bool(self.stream_options and self.stream_options.include_usage and self.stream_options.continuous_usage_stats)
+
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    # Checked by hand (`prompts.split_prompts`): a union of lists would be tried item by item.
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)] = Field(description="Text or token ids, or a list of either")
+    logprobs: Count = Field(None, description="Top log-probabilities per token")
+
+    def check(self) -> None:
+        super().check()
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequestError(
+                "max_tokens must be at least 1, got 0; with echo=true, 0 scores the prompt", param="max_tokens", value=0
+            )
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    # Checked by hand (`chat.read_messages`): templates decide what a message may hold.
+    messages: list[dict[str, Any]] = Field(description="The conversation: objects with role and content (text, or a list of text parts)")
+    max_completion_tokens: Int | None = Field(None, description="Most tokens to generate; goes before max_tokens")
+    logprobs: bool | None = Field(None, description="Return the log-probability of each token")
+    top_logprobs: Int | None = Field(None, description="Top log-probabilities per token; needs logprobs")
+    tools: list[dict[str, Any]] | None = Field(None, description="Functions for the template to show; needs tool_choice 'none'")
+    tool_choice: Any = Field(None, description="Only 'none': tool calls are not parsed yet")
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = Field(None, description="End the prompt with the start of an answer. Default: true")
+    continue_final_message: bool | None = Field(None, description="Leave the last message open and continue it")
+    chat_template: str | None = Field(None, description="Template for this request; needs --trust-request-chat-template")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template")
+    documents: list[dict[str, Any]] | None = Field(None, description="Documents for templates that show them")
+    reasoning_effort: str | None = Field(None, description="Variable for the template")
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs=true", param="top_logprobs", value=self.top_logprobs)
+        if self.logprob_token_ids is not None and not self.logprobs:
+            raise InvalidRequestError("logprob_token_ids needs logprobs=true", param="logprob_token_ids")
+        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        limit = getattr(self, name)
+        if limit is not None and limit < 1:
+            raise InvalidRequestError(f"{name} must be an integer of at least 1, or null; got {limit}", param=name, value=limit)
+        check_tools(self.tools, self.tool_choice)
+
+
+class TokenizeRequest(ApiRequest):
+    """Body of POST /tokenize: a prompt, or a conversation to be rendered."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages")
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+
+
+class DetokenizeRequest(ApiRequest):
+    """Body of POST /detokenize."""
+
+    tokens: list[Int]
+
+
+def check_tools(tools: list[dict[str, Any]] | None, tool_choice: Any) -> None:
+    """Tools may be shown to the model (tool_choice "none"); calls are not parsed yet, so asking for them is refused."""
+    if tools is None:
+        if tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError(f"tool_choice {tool_choice!r:.200} needs tools", param="tool_choice", value=tool_choice)
+        return
+    if not tools:
+        raise InvalidRequestError("tools must not be empty; leave it out instead", param="tools", value=[])
+    choice = "auto" if tool_choice is None else tool_choice
+    if choice == "none":
+        return
+    if choice == "auto":
+        raise NotSupportedError(
+            'tool_choice "auto" (the default with tools) needs a tool call parser, which is not supported yet; '
+            'with tool_choice "none" the tools are rendered into the prompt',
+            param="tool_choice",
+            value=choice,
+        )
+    if choice == "required" or isinstance(choice, dict):
+        raise NotSupportedError(
+            f'tool_choice {choice!r:.200} needs structured outputs, which are not supported yet; only "none" is',
+            param="tool_choice",
+            value=choice,
+        )
+    raise InvalidRequestError(
+        f'tool_choice must be "none", "auto", "required" or an object that names a function, got {choice!r:.200}',
+        param="tool_choice",
+        value=choice,
+    )

@@ -1,0 +1,149 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.server.body import read_body
+from jaxllm.server.generating import Job, UsageCounter, collect, merged, new_job
+from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
+from jaxllm.server.openapi import documented
+from jaxllm.server.prompts import chat_prompt
+from jaxllm.server.protocol import ChatCompletionRequest
+from jaxllm.server.responses import ChatChoice, ChatCompletion, ChatMessage, json_response
+from jaxllm.server.sampling import chat_params
+from jaxllm.server.scope import RequestScope
+from jaxllm.server.state import ServerState
+from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, chat_chunk, finish_members, member
+
+router = APIRouter(tags=["generation"])
+
+_encode = msgspec.json.Encoder().encode
+
+
+@router.post("/v1/chat/completions", **documented(ChatCompletionRequest, ChatCompletion))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    state: ServerState = request.app.state.server
+    serving = state.serving
+    body = await read_body(request, ChatCompletionRequest)
+    serving.model_name(body.model)
+    params = chat_params(body, serving.engine.default_sampling_params)
+    prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
+    job = new_job(state, request, body, prefix="chatcmpl", prompts=[prompt], params=params)
+    writer = _Writer(job, body, cached_tokens=state.config.enable_prompt_tokens_details)
+    if body.stream:
+        force = state.config.enable_force_include_usage
+        usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
+        return EventStream(state, writer.stream(usage))
+    async with RequestScope(state, request.receive):
+        outputs = await collect(job)
+    return json_response(writer.whole(outputs[0]))
+
+
+class _Writer:
+    """Turns the engine's outputs into the response of one request."""
+
+    def __init__(self, job: Job, body: ChatCompletionRequest, *, cached_tokens: bool):
+        self._job = job
+        self._body = body
+        self._counter = UsageCounter(job, details=cached_tokens)
+        top = -1 if body.logprob_token_ids is not None else body.top_logprobs or 0
+        self._form = LogprobFormat(job.serving.token_texts, top=top, as_token_ids=bool(body.return_tokens_as_token_ids))
+        generates_answer = not body.continue_final_message and body.add_generation_prompt is not False
+        last = body.messages[-1]
+        self._role: str = "assistant" if generates_answer else last["role"]
+        self._echoed = _text(last) if body.echo and last["role"] == self._role else ""
+
+    # ------------------------------------------------------------------------------------------------------ not streamed
+
+    def whole(self, output: RequestOutput) -> ChatCompletion:
+        job, body = self._job, self._body
+        self._counter.add(0, output)
+        result = ChatCompletion(
+            id=job.response_id,
+            created=job.created,
+            model=job.model,
+            system_fingerprint=job.serving.fingerprint,
+            choices=[self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
+            usage=self._counter.usage(),
+        )
+        if body.prompt_logprobs is not None:
+            result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._form)
+        if body.return_token_ids:
+            result.prompt_token_ids = job.prompts[0].token_ids
+        return result
+
+    def _choice(self, choice: CompletionOutput) -> ChatChoice:
+        result = ChatChoice(
+            index=choice.index,
+            message=ChatMessage(role=self._role, content=self._echoed + choice.text),
+            logprobs=self._form.chat(choice.token_ids, choice.logprobs or []) if self._body.logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+        if self._body.return_token_ids:
+            result.token_ids = choice.token_ids
+        return result
+
+    # ---------------------------------------------------------------------------------------------------------- streamed
+
+    async def stream(self, usage: UsageMode) -> AsyncGenerator[bytes, None]:
+        """Frames, one write for each output of the engine: the role first, then text, then each choice's end."""
+        job = self._job
+        head = ChunkHead(
+            id=job.response_id,
+            object="chat.completion.chunk",
+            created=job.created,
+            model=job.model,
+            system_fingerprint=job.serving.fingerprint,
+        )
+        opened = False
+        async for _, output in merged(job):
+            self._counter.add(0, output)
+            tail = usage.tail(self._counter.usage() if usage.continuous else None)
+            frames = []
+            if not opened:
+                opened = True
+                frames += self._opening(head, tail)
+            for choice in output.outputs:
+                frames += self._frames(head, choice, tail)
+            if frames:
+                yield b"".join(frames)
+        if usage.include:
+            yield head.usage(self._counter.usage())
+
+    def _opening(self, head: ChunkHead, tail: bytes) -> list[bytes]:
+        extra = member("prompt_token_ids", self._job.prompts[0].token_ids) if self._body.return_token_ids else b""
+        frames = []
+        for index in range(self._job.params.n):
+            frames.append(chat_chunk(head, index, _encode({"role": self._role, "content": ""}), tail, extra=extra))
+            if self._echoed:
+                frames.append(chat_chunk(head, index, _encode({"content": self._echoed}), tail))
+        return frames
+
+    def _frames(self, head: ChunkHead, choice: CompletionOutput, tail: bytes) -> list[bytes]:
+        logprobs = _encode(self._form.chat(choice.token_ids, choice.logprobs)) if self._body.logprobs and choice.logprobs else b"null"
+        extra = member("token_ids", choice.token_ids) if self._body.return_token_ids and choice.token_ids else b""
+        frames = []
+        if choice.text or logprobs != b"null" or extra:
+            delta = b'{"content":' + _encode(choice.text) + b"}"
+            frames.append(chat_chunk(head, choice.index, delta, tail, logprobs=logprobs, extra=extra))
+        if choice.finish_reason is not None:
+            finish, stop = finish_members(choice)
+            frames.append(chat_chunk(head, choice.index, b"{}", tail, finish=finish, extra=stop))
+        return frames
+
+
+def _text(message: dict[str, object]) -> str:
+    """The text of a message, its parts joined as the prompt shows them."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,60 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.errors import InvalidRequestError
+from jaxllm.server.body import read_body
+from jaxllm.server.chat import render_chat
+from jaxllm.server.openapi import documented
+from jaxllm.server.protocol import DetokenizeRequest, TokenizeRequest
+from jaxllm.server.responses import Detokenized, Tokenized, json_response
+from jaxllm.server.state import ServerState
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
+async def tokenize(request: Request) -> Response:
+    """Token ids of a prompt, or of a conversation as the chat template renders it."""
+    state: ServerState = request.app.state.server
+    serving = state.serving
+    body = await read_body(request, TokenizeRequest)
+    serving.model_name(body.model)
+    special = body.add_special_tokens
+    if body.messages is not None:
+        text = render_chat(
+            serving.engine.tokenizer,
+            body.messages,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template=body.chat_template,
+            template_kwargs=body.chat_template_kwargs,
+            trust_template=state.config.trust_request_chat_template,
+        )
+        special = bool(special)
+    else:
+        text = body.prompt or ""
+        special = special is not False
+    # Counting tokens is allowed beyond the context.
+    ids = await serving.tokenizing.encode(text, add_special_tokens=special, truncated=True)
+    names = [serving.engine.tokenizer.id_to_token(token) or "" for token in ids] if body.return_token_strs else None
+    return json_response(Tokenized(count=len(ids), max_model_len=serving.engine.info.max_model_len, tokens=ids, token_strs=names))
+
+
+@router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
+async def detokenize(request: Request) -> Response:
+    """Text of token ids, special tokens included."""
+    state: ServerState = request.app.state.server
+    serving = state.serving
+    body = await read_body(request, DetokenizeRequest)
+    serving.model_name(body.model)
+    limit = serving.engine.info.vocab_size
+    for token in body.tokens:
+        if not 0 <= token < limit:
+            raise InvalidRequestError(f"tokens holds {token}, outside the vocabulary of {limit} ids", param="tokens", value=token)
+    return json_response(Detokenized(serving.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)))

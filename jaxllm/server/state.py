@@ -1,0 +1,87 @@
+"""What the routes share: the engine once it serves, its names, and the requests that are open."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import time
+from typing import TYPE_CHECKING
+
+from jaxllm import __version__
+from jaxllm.server.config import ServerConfig
+from jaxllm.server.errors import ModelNotFoundError, NotReadyError
+from jaxllm.server.logprobs import TokenTexts
+from jaxllm.server.tokenizing import Tokenizing
+
+if TYPE_CHECKING:
+    from jaxllm.async_llm import AsyncLLM
+
+
+class Phase(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    CLOSING = "closing"
+
+
+class Serving:
+    """A started engine and what the server derives from it once."""
+
+    def __init__(self, engine: AsyncLLM, model_names: tuple[str, ...], model_root: str):
+        self.engine = engine
+        self.model_names = model_names
+        self.model_root = model_root
+        self.created = int(time.time())
+        self.token_texts = TokenTexts(engine.tokenizer)
+        self.tokenizing = Tokenizing(engine.tokenizer, engine.info.max_model_len)
+        digest = hashlib.sha256(engine.config.to_json().encode()).hexdigest()[:8]
+        self.fingerprint = f"jaxllm-{__version__}-{digest}"
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. Raises ModelNotFoundError for a model that is not served."""
+        if asked is None:
+            return self.model_names[0]
+        if asked not in self.model_names:
+            raise ModelNotFoundError(
+                f"the model {asked!r:.200} does not exist here; served: {', '.join(self.model_names)}", param="model", value=asked
+            )
+        return asked
+
+
+class ServerState:
+    """The life of the server: loading, ready, closing."""
+
+    def __init__(self, config: ServerConfig):
+        self.config = config
+        self.phase = Phase.LOADING
+        self.open_tasks: set[asyncio.Task[None]] = set()
+        self._serving: Serving | None = None
+
+    def serve(self, engine: AsyncLLM, *, model_names: tuple[str, ...], model_root: str) -> None:
+        """Start to answer with `engine`."""
+        self._serving = Serving(engine, model_names, model_root)
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    def close(self) -> None:
+        """Take no new requests."""
+        self.phase = Phase.CLOSING
+
+    def cancel_open(self) -> None:
+        """End what is still running: each request answers that the server is closing."""
+        for task in list(self.open_tasks):
+            task.cancel()
+
+    @property
+    def serving(self) -> Serving:
+        """Raises NotReadyError before the engine serves and once the server closes."""
+        if self.phase is Phase.CLOSING:
+            raise NotReadyError("the server is shutting down", retry_after_s=5)
+        return self.loaded
+
+    @property
+    def loaded(self) -> Serving:
+        """The same also while the server closes. Raises NotReadyError before the engine serves."""
+        if self._serving is None:
+            raise NotReadyError("the model is still loading; GET /ready answers 200 once it serves", retry_after_s=2)
+        return self._serving

@@ -1,0 +1,130 @@
+"""Server-sent events: the response that carries them, and the frames of completions and chat.
+
+A frame is put together from bytes that are the same in the whole stream and the few that change, so that a token costs microseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jaxllm.outputs import CompletionOutput
+from jaxllm.server.errors import ClientDisconnected, error_body, error_response
+from jaxllm.server.responses import Usage
+from jaxllm.server.scope import RequestScope
+from jaxllm.server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EventStream(Response):
+    """Sends frames as they come, and always ends with `[DONE]`.
+
+    The status line waits for the first frame: what fails before it is an ordinary error response. What fails later is sent as an
+    event. The frames' generator is closed, and with it the generation, as soon as the client leaves.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, state: ServerState, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._state = state
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        last = DONE
+        try:
+            async with aclosing(self._frames) as frames, RequestScope(self._state, receive):
+                async for frame in frames:
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+        except ClientDisconnected:
+            return
+        except Exception as error:
+            if not started:
+                await error_response(error)(scope, receive, send)
+                return
+            last = frame_of(error_body(error)) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def frame_of(value: Any) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+class UsageMode:
+    """What the chunks of one stream say about usage: nothing; null until a last chunk has it; or the usage so far in every one."""
+
+    def __init__(self, *, include: bool, continuous: bool):
+        self.include = include
+        self.continuous = continuous
+
+    def tail(self, usage: Usage | None) -> bytes:
+        """The end of a chunk after its choices."""
+        if not self.include:
+            return b"]}\n\n"
+        if not self.continuous or usage is None:
+            return b'],"usage":null}\n\n'
+        return b'],"usage":' + _encode(usage) + b"}\n\n"
+
+
+class ChunkHead:
+    """What all chunks of a stream begin with, up to the choices."""
+
+    def __init__(self, *, id: str, object: str, created: int, model: str, system_fingerprint: str):
+        fields = {"id": id, "object": object, "created": created, "model": model, "system_fingerprint": system_fingerprint}
+        self.start = b"data: " + _encode(fields)[:-1] + b',"choices":['
+        self._choices: dict[int, bytes] = {}
+
+    def choice(self, index: int) -> bytes:
+        """The head of a chunk with one choice, up to what follows its index."""
+        head = self._choices.get(index)
+        if head is None:
+            head = self._choices[index] = self.start + b'{"index":%d,' % index
+        return head
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk of a stream that reports usage."""
+        return self.start + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+
+def chat_chunk(
+    head: ChunkHead, index: int, delta: bytes, tail: bytes, *, logprobs: bytes = b"null", finish: bytes = b"null", extra: bytes = b""
+) -> bytes:
+    """A chat chunk; every argument but `index` is JSON already. `extra` holds further members of the choice, each led by a comma."""
+    return b"".join((head.choice(index), b'"delta":', delta, b',"logprobs":', logprobs, b',"finish_reason":', finish, extra, b"}", tail))
+
+
+def completion_chunk(
+    head: ChunkHead, index: int, text: str, tail: bytes, *, logprobs: bytes = b"null", finish: bytes = b"null", extra: bytes = b""
+) -> bytes:
+    """A completions chunk; `logprobs`, `finish` and `extra` are JSON already."""
+    return b"".join(
+        (head.choice(index), b'"text":', _encode(text), b',"logprobs":', logprobs, b',"finish_reason":', finish, extra, b"}", tail)
+    )
+
+
+def finish_members(output: CompletionOutput) -> tuple[bytes, bytes]:
+    """JSON of `finish_reason`, and the member `stop_reason` of the same choice (empty before the end)."""
+    if output.finish_reason is None:
+        return b"null", b""
+    return _encode(output.finish_reason), b',"stop_reason":' + _encode(output.stop_reason)
+
+
+def member(name: str, value: Any) -> bytes:
+    """One more member of a JSON object, led by a comma."""
+    return b"," + _encode(name) + b":" + _encode(value)
