@@ -37,6 +37,14 @@ NOT_OFFERED = {
     "enable_auto_tool_choice": "tool calls are not parsed yet",
     "reasoning_parser": "reasoning is not parsed yet",
 }
+# Values of these that ask for nothing, beside None and False: they are what happens anyway, so a vLLM script may keep them.
+_ASKS_NOTHING: dict[str, Any] = {
+    "kv_cache_dtype": "auto",
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "swap_space": 0,
+    "cpu_offload_gb": 0,
+}
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -167,7 +175,8 @@ class EngineConfig:
             if name in known:
                 chosen[known[name]][name] = value
             elif name in NOT_OFFERED:
-                raise ConfigError(f"{name}={value!r}: {NOT_OFFERED[name]}")
+                if value not in (None, False, _ASKS_NOTHING.get(name)):
+                    raise ConfigError(f"{name}={value!r}: {NOT_OFFERED[name]}")
             else:
                 near = difflib.get_close_matches(name, known, n=1)
                 raise ConfigError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
