@@ -217,6 +217,10 @@ class OutputProcessor:
         return len(self._requests)
 
     @property
+    def num_open_sequences(self) -> int:
+        return len(self._by_engine_id)
+
+    @property
     def request_ids(self) -> list[str]:
         return list(self._requests)
 
