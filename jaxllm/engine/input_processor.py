@@ -97,6 +97,7 @@ class InputProcessor:
             raise InvalidRequestError(f"deadline must be a time in seconds since the epoch, got {deadline!r}", param="deadline")
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", param="sampling_params")
+        _check_unicode("request_id", request_id)
         params.verify()
         token_ids = self._truncated(token_ids, params)
         self._check_prompt(token_ids)
@@ -143,12 +144,9 @@ class InputProcessor:
             raise InvalidRequestError("the prompt must hold either prompt or prompt_token_ids", param="prompt")
         return text, self._encode(text, add_special_tokens), salt
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError:
-            # A lone surrogate, as JSON's \ud800 gives one.
-            raise InvalidRequestError("prompt holds a lone surrogate, which is not text; send valid Unicode", param="prompt") from None
+    def _encode(self, text: str, add_special_tokens: bool, param: str = "prompt") -> list[int]:
+        _check_unicode(param, text)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _truncated(self, token_ids: list[int], params: SamplingParams) -> list[int]:
         keep, limit = params.truncate_prompt_tokens, self._info.max_model_len
@@ -201,6 +199,8 @@ class InputProcessor:
             )
         self._check_logprobs(params)
         self._check_ids(params)
+        for stop in params.stop or ():
+            _check_unicode("stop", stop)
         bad_words = self._tokenise_bad_words(params.bad_words)
         self._check_bans(params, bad_words)
         return params.clone(max_tokens=max_tokens, bad_words_token_ids=bad_words or None, eos_token_ids=self._defaults.eos_token_ids)
@@ -245,7 +245,7 @@ class InputProcessor:
         for word in words or ():
             bare = word.lstrip() or word
             for text in (bare, " " + bare):
-                ids = self._tokenizer.encode(text, add_special_tokens=False)
+                ids = self._encode(text, False, "bad_words")
                 if ids:
                     sequences[tuple(ids)] = None
         if len(sequences) > MAX_BAD_WORD_SEQUENCES:
@@ -304,6 +304,14 @@ def _checked_ids(ids: Any) -> list[int]:
     return ids
 
 
+def _check_unicode(param: str, text: str) -> None:
+    """Refuse lone surrogates (JSON's \\ud800 gives one): they are no text, and neither tokenizers nor messages take them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{param} holds a lone surrogate, which is not text; send valid Unicode", param=param) from None
+
+
 def _checked_salt(salt: Any) -> str | None:
     if salt is None:
         return None
@@ -313,4 +321,5 @@ def _checked_salt(salt: Any) -> str | None:
             param="cache_salt",
             value=salt,
         )
+    _check_unicode("cache_salt", salt)
     return salt

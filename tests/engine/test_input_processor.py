@@ -65,11 +65,17 @@ def test_every_form_of_a_prompt_gives_the_same_ids(processor):
         ("\ud800", "lone surrogate"),
     ],
 )
-def test_prompts_that_cannot_be_served_are_refused(processor, prompt, message, monkeypatch):
-    if prompt == "\ud800":
-        monkeypatch.setattr(CharTokenizer, "encode", lambda self, text, add_special_tokens: text.encode() and [])
+def test_prompts_that_cannot_be_served_are_refused(processor, prompt, message):
     with pytest.raises(InvalidRequestError, match=message):
         processor.process("r", prompt, SamplingParams())
+
+
+@pytest.mark.parametrize("field", ["stop", "bad_words"])
+def test_lone_surrogates_are_no_text(processor, field):
+    with pytest.raises(InvalidRequestError, match=f"{field} holds a lone surrogate"):
+        processor.process("r", "hi", SamplingParams(**{field: ["a\ud800"]}))
+    with pytest.raises(InvalidRequestError, match="cache_salt holds a lone surrogate"):
+        processor.process("r", "hi", SamplingParams(), cache_salt="\ud800")
 
 
 def test_prompts_of_features_not_built_are_named(processor):
