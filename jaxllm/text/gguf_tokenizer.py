@@ -65,10 +65,12 @@ def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> PreTokenizer:
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str], pre: PreTokenizer, source: str) -> Backend:
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
     merges = _split_merges(metadata.get("tokenizer.ggml.merges"), source)
     backend = Tokenizer(_bpe(tokens, merges, source, ignore_merges=pre.ignore_merges))
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
@@ -164,11 +166,11 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _valid_text(tokens: list[str]) -> list[str]:
+def _valid_text(tokens: Sequence[str]) -> list[str]:
     """Bytes that were no UTF-8 (they came as lone surrogates) become characters that `tokenizers` accepts and no text matches."""
     try:
         "".join(tokens).encode()
-        return tokens
+        return list(tokens)
     except UnicodeEncodeError:
         # U+DC80..U+DCFF -> a private-use plane, so that different tokens stay different.
         table = {0xDC00 + byte: chr(0xF0000 + byte) for byte in range(256)}

@@ -29,24 +29,28 @@ _FALCON_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """`patterns` in order; `ignore_merges`: a piece that is a token itself is not built from merges; `add_bos` where the file is silent."""
+    """`patterns` in order; `ignore_merges`: a piece that is a token itself is not built from merges; `add_bos` where the file is silent;
+    `nfc`: the models' tokenizers compose characters first, which GGUF does not say either."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    nfc: bool = False
 
 
 _DIGITS_THEN_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
 _KINDS: dict[tuple[str, ...], PreTokenizer] = {
     ("default",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2", "mpt", "olmo", "phi-2", "jais", "trillion", "exaone4", "gigachat", "mellum", "a.x-4.0"): PreTokenizer((_GPT2,)),
+    ("mpt", "olmo"): PreTokenizer((_GPT2,), nfc=True),
+    ("gpt-2", "phi-2", "jais", "trillion", "exaone4", "gigachat", "mellum", "a.x-4.0"): PreTokenizer((_GPT2,)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"): _DIGITS_THEN_GPT2,
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"): PreTokenizer(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
     ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): PreTokenizer((_LLAMA3,)),
-    ("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "kormo", "solar-open", "grok-2"): PreTokenizer((_QWEN2,)),
-    ("qwen35",): PreTokenizer((_QWEN35,)),
+    ("qwen2", "deepseek-r1-qwen"): PreTokenizer((_QWEN2,), nfc=True),
+    ("stablelm2", "megrez", "hunyuan", "kormo", "solar-open", "grok-2"): PreTokenizer((_QWEN2,)),
+    ("qwen35",): PreTokenizer((_QWEN35,), nfc=True),
     ("tekken",): PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
     ("gpt-4o", "llama4", "kanana2", "minimax-m2"): PreTokenizer((_GPT4O,)),
     ("deepseek-coder",): PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
