@@ -1,0 +1,134 @@
+"""The step loop: schedule, execute, commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from jaxllm.core_types import EngineOutput, EngineOutputs, EngineRequest, ErrorKind, Executor, FinishReason, SchedulerOutput, StepHandle
+from jaxllm.engine.scheduler import Scheduler
+from jaxllm.errors import EngineDeadError, InvalidRequestError, QueueFullError
+
+logger = logging.getLogger(__name__)
+
+# Steps that may fail in a row before the device counts as lost.
+MAX_FAILED_STEPS = 8
+
+_Enqueued = tuple[SchedulerOutput, StepHandle]
+
+
+class EngineCore:
+    """Runs requests to their end, one `step()` at a time.
+
+    What goes wrong with one request ends that request; `step` raises only `EngineDeadError`.
+
+    Args:
+        scheduler: decides the steps.
+        executor: runs them.
+        async_scheduling: enqueue step n + 1 before reading the results of step n, so that the device never waits for the host.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, async_scheduling: bool = True):
+        self.scheduler = scheduler
+        self.executor = executor
+        self._in_flight: _Enqueued | None = None
+        self._advance: Callable[[], list[EngineOutput]] = self._advance_overlapped if async_scheduling else self._advance_plain
+        self._refusals: list[EngineOutput] = []
+        self._failed_steps = 0
+        self._waited = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._in_flight is not None or self.scheduler.has_work or bool(self._refusals)
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request. One that is refused gets its error as an output of the next step."""
+        try:
+            self.scheduler.add(request)
+        except Exception as error:
+            if not isinstance(error, (InvalidRequestError, QueueFullError)):
+                logger.exception("request %s could not be added", request.request_id)
+            self._refusals.append(refusal(request.request_id, error))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests now; each gets a last output with reason abort. Ids that are not open are ignored."""
+        self.scheduler.abort(request_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        return self.scheduler.reset_prefix_cache()
+
+    def step(self) -> EngineOutputs:
+        """Advance by one step. Raises EngineDeadError where steps keep failing."""
+        started, self._waited = time.perf_counter(), 0.0
+        outputs = self._advance() + self.scheduler.take_outputs() + self._refusals
+        self._refusals = []
+        stats = self.scheduler.stats()
+        stats.host_seconds = time.perf_counter() - started - self._waited
+        return EngineOutputs(outputs=outputs, stats=stats)
+
+    def _advance_plain(self) -> list[EngineOutput]:
+        step = self.scheduler.schedule()
+        if step is None:
+            return []
+        enqueued, error = self._enqueue(step)
+        if enqueued is None:
+            return self._fail(step, error)
+        return self._commit(enqueued)
+
+    def _advance_overlapped(self) -> list[EngineOutput]:
+        step = self.scheduler.schedule()
+        enqueued, error = self._enqueue(step) if step is not None else (None, "")
+        previous, self._in_flight = self._in_flight, enqueued
+        outputs = self._commit(previous) if previous is not None else []
+        if step is not None and enqueued is None:
+            outputs += self._fail(step, error)
+        return outputs
+
+    def _enqueue(self, step: SchedulerOutput) -> tuple[_Enqueued | None, str]:
+        try:
+            return (step, self.executor.execute(step)), ""
+        except Exception as error:
+            logger.exception("step %d of %d rows could not be started", step.step_id, len(step.rows))
+            return None, _describe(error)
+
+    def _commit(self, enqueued: _Enqueued) -> list[EngineOutput]:
+        step, handle = enqueued
+        before = time.perf_counter()
+        try:
+            result = handle.result()
+        except Exception as error:
+            logger.exception("step %d of %d rows failed", step.step_id, len(step.rows))
+            # A step that was enqueued behind it used what this one left on the device.
+            self._in_flight = None
+            return self._fail(step, _describe(error))
+        finally:
+            self._waited = time.perf_counter() - before
+        self._failed_steps = 0
+        return self.scheduler.update_from_output(step, result)
+
+    def _fail(self, step: SchedulerOutput, error: str) -> list[EngineOutput]:
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineDeadError(f"{self._failed_steps} steps failed one after the other, the last one with {error}")
+        self.scheduler.fail_step(step, error)
+        return []
+
+    def shutdown(self) -> None:
+        self.executor.shutdown()
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def error_kind(error: Exception) -> ErrorKind:
+    """The kind that stands for an exception in an `EngineOutput`."""
+    if isinstance(error, QueueFullError):
+        return ErrorKind.QUEUE_FULL
+    return ErrorKind.INVALID if isinstance(error, InvalidRequestError) else ErrorKind.FAILED
+
+
+def refusal(request_id: str, error: Exception) -> EngineOutput:
+    """The only output of a request that was not accepted."""
+    return EngineOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=str(error), error_kind=error_kind(error))

@@ -1,0 +1,171 @@
+"""A device of numpy-free Python: pages are real arrays of token ids, and the next token is a hash of the prefix read through the tables.
+
+Wrong page accounting therefore shows as wrong tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+from jaxllm.core_types import CacheGroup, CacheKind, CacheSpec, NewRow, RowResult, SchedulerOutput, StepResult, TokenLogprobs
+
+VOCAB = 50
+
+
+def next_token(prefix: Sequence[int], vocab: int = VOCAB) -> int:
+    return zlib.crc32(bytes(str(list(prefix)), "ascii")) % vocab
+
+
+def alone(prompt: Sequence[int], count: int, *, vocab: int = VOCAB) -> list[int]:
+    """What a request gets from the mock model when nothing else runs."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, vocab))
+    return tokens[len(prompt) :]
+
+
+def cache_spec(page_size: int = 4, num_pages: int = 33, windows: Sequence[tuple[int, int]] = (), full: bool = True) -> CacheSpec:
+    """A full group of `num_pages` (unless full=False) and one window group for each (window, num_pages)."""
+    groups = [CacheGroup(CacheKind.FULL, (0,), num_pages)] if full else []
+    groups += [CacheGroup(CacheKind.SLIDING_WINDOW, (i + 1,), pages, window) for i, (window, pages) in enumerate(windows)]
+    return CacheSpec(page_size, tuple(groups))
+
+
+class _Slot:
+    def __init__(self, row: NewRow):
+        self.row = row
+        self.tokens = list(row.token_ids)
+        self.table = [list(pages) for pages in row.page_ids]
+        self.bans: set[int] = set()
+
+
+class _Handle:
+    def __init__(self, runner: MockRunner, step: SchedulerOutput):
+        self.runner, self.step, self.computed = runner, step, None
+
+    def compute(self) -> None:
+        if self.computed is None:
+            self.computed = self.runner.compute(self.step)
+
+    def result(self) -> StepResult:
+        while self.runner.queue and self.computed is None:
+            self.runner.queue.pop(0).compute()
+        assert self.computed is not None
+        if isinstance(self.computed, Exception):
+            raise self.computed
+        return self.computed
+
+
+class MockRunner:
+    """Executes steps in order, as late as their results are asked for.
+
+    Args:
+        spec: the page pools.
+        model: next token of a prefix.
+        fail_execute: called with each step; may raise as a broken batch build would.
+        fail_compute: called with each step; may raise as a broken device would.
+        row_error: error text for a request id, or None.
+    """
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        *,
+        model: Callable[[Sequence[int]], int] = next_token,
+        fail_execute: Callable[[SchedulerOutput], None] = lambda step: None,
+        fail_compute: Callable[[SchedulerOutput], None] = lambda step: None,
+        row_error: Callable[[str, list[int]], str | None] = lambda request_id, tokens: None,
+    ):
+        self.cache_spec = spec
+        self.model, self.fail_execute, self.fail_compute, self.row_error = model, fail_execute, fail_compute, row_error
+        # pages[g][page id] = token id at each position of the page, and how many tokens came before it in its sequence.
+        self.pages: list[list[list[tuple[int, int] | None]]] = [
+            [[None] * spec.page_size for _ in range(group.num_pages)] for group in spec.groups
+        ]
+        self.slots: dict[int, _Slot] = {}
+        self.queue: list[_Handle] = []
+        self.num_tokens = 0
+        self.num_steps = 0
+        self.max_tokens_per_step = 0
+        self.stopped = False
+
+    def execute(self, step: SchedulerOutput) -> _Handle:
+        self.fail_execute(step)
+        handle = _Handle(self, step)
+        self.queue.append(handle)
+        return handle
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
+    def compute(self, step: SchedulerOutput) -> StepResult | Exception:
+        try:
+            self.fail_compute(step)
+        except Exception as error:
+            return error
+        self.num_steps += 1
+        self.num_tokens += step.num_tokens
+        self.max_tokens_per_step = max(self.max_tokens_per_step, step.num_tokens)
+        for new in step.new_rows:
+            self.slots[new.slot] = _Slot(new)
+        for index, bans in step.banned_token_ids.items():
+            self.slots[index].bans = set(bans)
+        assert len({row.slot for row in step.rows}) == len(step.rows), "a slot twice in a step"
+        assert [row.num_tokens > 1 for row in step.rows] == sorted(row.num_tokens > 1 for row in step.rows), "single tokens come first"
+        new_slots = {new.slot for new in step.new_rows}
+        for row in step.rows:
+            slot = self.slots[row.slot]
+            for g, pages in enumerate(row.new_page_ids):
+                assert not (pages and row.slot in new_slots)
+                slot.table[g].extend(pages)
+            self._write(slot, row.start, row.num_tokens)
+        # Reading only after all writes of the step: a page shared wrongly has been overwritten by now.
+        return StepResult([self._read(self.slots[row.slot], row) for row in step.rows], num_padded_tokens=step.num_tokens)
+
+    def _write(self, slot: _Slot, start: int, count: int) -> None:
+        size = self.cache_spec.page_size
+        for position in range(start, start + count):
+            for g, group in enumerate(self.cache_spec.groups):
+                page = slot.table[g][position // size]
+                assert 0 < page < group.num_pages, f"write to page {page}"
+                self.pages[g][page][position % size] = (position, slot.tokens[position])
+
+    def _prefix(self, slot: _Slot, end: int) -> list[int]:
+        """The tokens before `end`, each group's share read through its table."""
+        size = self.cache_spec.page_size
+        prefix = slot.tokens[:end]
+        for g, group in enumerate(self.cache_spec.groups):
+            first = 0 if group.window is None else max(0, end - group.window)
+            for position in range(first, end):
+                page = slot.table[g][position // size]
+                assert 0 < page < group.num_pages, f"read of page {page} at position {position} of {end}"
+                found = self.pages[g][page][position % size]
+                assert found is not None, f"position {position} was never written"
+                # A wrong position counts too: keys carry their position.
+                prefix[position] = found[1] if found[0] == position else -1
+        return prefix
+
+    def _read(self, slot: _Slot, row) -> RowResult:
+        end = row.start + row.num_tokens
+        error = self.row_error(slot.row.request_id, slot.tokens[:end])
+        if error is not None:
+            return RowResult(error=error)
+        prompt_logprobs = None
+        if slot.row.sampling_params.prompt_logprobs is not None:
+            last = min(end, slot.row.prompt_len - 1)
+            prompt_logprobs = [
+                TokenLogprobs([slot.tokens[position + 1]], [-float(self.model(self._prefix(slot, position + 1)))], 1)
+                for position in range(row.start, last)
+            ]
+        if not row.samples:
+            return RowResult(prompt_logprobs=prompt_logprobs)
+        token = self.model(self._prefix(slot, end))
+        while token in slot.bans:
+            token = (token + 1) % VOCAB
+        assert len(slot.tokens) == end, "sampling somewhere else than at the end"
+        slot.tokens.append(token)
+        logprobs = None
+        if slot.row.sampling_params.logprobs is not None:
+            logprobs = TokenLogprobs([token], [-0.5], 1)
+        return RowResult(token_id=token, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
