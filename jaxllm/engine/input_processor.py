@@ -262,10 +262,12 @@ class InputProcessor:
         banned = {ids[0] for ids in bad_words if len(ids) == 1}
         if params.min_tokens:
             banned.update(self._defaults.eos_token_ids, params.stop_token_ids or ())
-        entries = len(banned) + len(params.logit_bias or ())
+        # A word of several tokens takes a row of the table while its last token is banned.
+        ends = {ids[-1] for ids in bad_words if len(ids) > 1}
+        entries = len(banned | ends) + len(params.logit_bias or ())
         if entries > MAX_LOGIT_BIAS_ENTRIES:
             raise InvalidRequestError(
-                f"logit_bias, single-token bad_words and (with min_tokens) stop ids hold {entries} entries together; "
+                f"logit_bias, bad_words and (with min_tokens) stop ids hold {entries} entries together; "
                 f"at most {MAX_LOGIT_BIAS_ENTRIES} fit",
                 param="logit_bias",
                 value=entries,
