@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.weights.gguf_file import GGUFFile
+
+# The tensor of Llama 3's rotary scaling: what each frequency is divided by.
+ROPE_FACTORS = "rope_freqs.weight"
 
 # Generation defaults that newer files carry: GGUF key -> Hugging Face name.
 _SAMPLING = {
@@ -174,7 +178,9 @@ def _stored_dtype(keys: _Keys) -> str:
 
 
 def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
-    """Rotary scaling in metadata. Llama 3's lies in the tensor rope_freqs instead: see `gguf.frequency_scaling`."""
+    """Rotary scaling, out of metadata or out of the tensor of factors."""
+    if keys.has_tensor(ROPE_FACTORS):
+        return _factors_as_scaling(keys)
     kind = keys.get("rope.scaling.type", "none")
     factor = keys.get("rope.scaling.factor", 1.0)
     if kind == "none" or factor in (0.0, 1.0):
@@ -194,3 +200,10 @@ def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
             scaling["attention_factor"] = multiplier * (1 + 0.1 * math.log(factor))
         return scaling
     raise ModelLoadError(f"{keys.file.path}: rotary scaling {kind!r} is not supported in GGUF; supported: linear, yarn")
+
+
+def _factors_as_scaling(keys: _Keys) -> dict[str, Any]:
+    """Factors per frequency as the scaling that reads such a list: longrope, with one list for all lengths and magnitudes untouched."""
+    tensor = keys.file.tensors[ROPE_FACTORS]
+    factors = list(struct.unpack_from(f"<{tensor.shape[0]}f", keys.file.data, tensor.offset))
+    return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
