@@ -1,0 +1,196 @@
+"""A step as one array: the host packs it, the compiled step takes it apart again.
+
+Everything is int32 and lies in one buffer, so that a step costs one transfer. The order of the fields is written once, in `_fields`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.core_types import CacheSpec, NewRow, ScheduledRow
+from jaxllm.ops.attention import AttentionMetadata
+from jaxllm.runner.buckets import Bucket
+
+# In the packed tokens: "the token that this slot sampled last", whose id only the device knows.
+LAST_SAMPLED = -1
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Where the fields of a step lie in the packed array.
+
+    `pages_per_row[g]` is the width of the page table of cache group g.
+    """
+
+    bucket: Bucket
+    pages_per_row: tuple[int, ...]
+
+    def _fields(self) -> dict[str, tuple[int, ...]]:
+        tokens, rows = self.bucket.num_tokens, self.bucket.num_rows
+        shapes = {
+            "num_decodes": (1,),
+            "tokens": (tokens,),
+            "slots": (rows,),
+            "kv_lens": (rows,),
+            "q_starts": (rows + 1,),
+            "samples": (rows,),
+        }
+        return shapes | {f"page_table_{g}": (rows, width) for g, width in enumerate(self.pages_per_row)}
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self._fields().values())
+
+    def views(self, packed: Any) -> dict[str, Any]:
+        """The fields of a packed array: views to write to of a numpy array, slices of a traced one."""
+        out: dict[str, Any] = {}
+        at = 0
+        for name, shape in self._fields().items():
+            size = math.prod(shape)
+            out[name] = packed[at : at + size].reshape(shape)
+            at += size
+        return out
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepBatch:
+    """The unpacked step, on the device.
+
+    tokens: [T] int32, LAST_SAMPLED where the id is only known on the device.
+    slots: [R] int32, the sink slot for padding rows.
+    samples: [R] bool, rows whose last token predicts a new one.
+    last_tokens: [R] int32, index of each row's last token of this step.
+    metadata: attention metadata of each cache group; all but the page table are shared.
+    """
+
+    tokens: jax.Array
+    slots: jax.Array
+    samples: jax.Array
+    last_tokens: jax.Array
+    metadata: tuple[AttentionMetadata, ...]
+
+    @property
+    def token_rows(self) -> jax.Array:
+        return self.metadata[0].token_rows
+
+    @property
+    def positions(self) -> jax.Array:
+        return self.metadata[0].positions
+
+    @property
+    def next_positions(self) -> jax.Array:
+        """[R] position of the token that each row predicts."""
+        return self.metadata[0].kv_lens
+
+
+def unpack(packed: jax.Array, layout: BatchLayout) -> StepBatch:
+    """Take a packed step [layout.size] int32 apart (traced)."""
+    fields = layout.views(packed)
+    q_starts, kv_lens = fields["q_starts"], fields["kv_lens"]
+    num_rows = layout.bucket.num_rows
+    token = jnp.arange(layout.bucket.num_tokens)
+    token_rows = jnp.sum(q_starts[None, 1:] <= token[:, None], axis=1).astype(jnp.int32)
+    row = jnp.minimum(token_rows, num_rows - 1)
+    positions = kv_lens[row] - (q_starts[row + 1] - token)
+    positions = jnp.where(token_rows < num_rows, positions, 0)
+    metadata = tuple(
+        AttentionMetadata(
+            page_table=fields[f"page_table_{g}"],
+            q_starts=q_starts,
+            kv_lens=kv_lens,
+            positions=positions,
+            token_rows=token_rows,
+            num_decodes=fields["num_decodes"][0],
+        )
+        for g in range(len(layout.pages_per_row))
+    )
+    return StepBatch(
+        tokens=fields["tokens"],
+        slots=fields["slots"],
+        samples=fields["samples"] != 0,
+        last_tokens=jnp.maximum(q_starts[1:] - 1, 0),
+        metadata=metadata,
+    )
+
+
+class BatchBuilder:
+    """The host's mirror of the slots (their known tokens and their page tables), and the packing of steps.
+
+    `sink_slot` is the slot of padding rows: one past the last real one.
+    """
+
+    def __init__(self, cache_spec: CacheSpec, num_slots: int, max_model_len: int):
+        self._page_counts = [group.num_pages for group in cache_spec.groups]
+        width = -(-max_model_len // cache_spec.page_size)
+        self.pages_per_row = (width,) * len(cache_spec.groups)
+        self.sink_slot = num_slots
+        self._tables = [np.zeros((num_slots, width), np.int32) for _ in cache_spec.groups]
+        self._table_lens = np.zeros((len(cache_spec.groups), num_slots), np.int64)
+        self._tokens: list[list[int]] = [[] for _ in range(num_slots)]
+
+    def admit(self, row: NewRow) -> None:
+        """Take over a slot: its known tokens, and its pages."""
+        self._tokens[row.slot] = row.token_ids
+        self._table_lens[:, row.slot] = 0
+        self._append_pages(row.slot, row.page_ids)
+
+    def _append_pages(self, slot: int, page_ids: Sequence[Sequence[int]]) -> None:
+        for group, pages in enumerate(page_ids):
+            if not pages:
+                continue
+            # XLA clips an index out of range silently: a wrong page would be somebody else's.
+            if min(pages) < 0 or max(pages) >= self._page_counts[group]:
+                raise IndexError(f"pages {list(pages)} of cache group {group}, which has {self._page_counts[group]}")
+            start = self._table_lens[group, slot]
+            self._tables[group][slot, start : start + len(pages)] = pages
+            self._table_lens[group, slot] = start + len(pages)
+
+    def known_tokens(self, slot: int) -> list[int]:
+        """The tokens that came with the slot's request; later ones live on the device."""
+        return self._tokens[slot]
+
+    def pack(self, rows: Sequence[ScheduledRow], bucket: Bucket) -> np.ndarray:
+        """Pack `rows` (those of one token first) for `bucket`: a fresh int32 array, since the device may read it in place."""
+        layout = BatchLayout(bucket, self.pages_per_row)
+        packed = np.zeros(layout.size, np.int32)
+        fields = layout.views(packed)
+        count = len(rows)
+        slots = np.fromiter((row.slot for row in rows), np.int32, count)
+        lens = np.fromiter((row.num_tokens for row in rows), np.int32, count)
+        starts = np.fromiter((row.start for row in rows), np.int32, count)
+        ends = np.cumsum(lens, dtype=np.int32)
+
+        for row in rows:
+            if any(row.new_page_ids):
+                self._append_pages(row.slot, row.new_page_ids)
+        fields["num_decodes"][0] = np.count_nonzero(lens == 1)
+        fields["slots"][:] = self.sink_slot
+        fields["slots"][:count] = slots
+        fields["kv_lens"][:count] = starts + lens
+        fields["q_starts"][1 : count + 1] = ends
+        fields["q_starts"][count + 1 :] = ends[-1] if count else 0
+        fields["samples"][:count] = np.fromiter((row.samples for row in rows), np.int32, count)
+        for group, table in enumerate(self._tables):
+            fields[f"page_table_{group}"][:count] = table[slots]
+        tokens, at = fields["tokens"], 0
+        for row in rows:
+            known = self._tokens[row.slot]
+            if row.start < len(known):
+                tokens[at : at + row.num_tokens] = known[row.start : row.start + row.num_tokens]
+            else:
+                tokens[at] = LAST_SAMPLED
+            at += row.num_tokens
+        return packed
+
+
+def decodes_first(rows: Sequence[ScheduledRow]) -> list[int]:
+    """Indices of `rows` in the order of a batch: rows of one token before the others."""
+    return sorted(range(len(rows)), key=lambda i: rows[i].num_tokens > 1)

@@ -1,0 +1,82 @@
+"""The device mesh, and how logical axes lie on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxllm.errors import ConfigError
+
+MESH_AXES = ("data", "expert", "model")
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """Mesh axis of each logical axis (None: every device holds all of it)."""
+
+    vocab: str | None = "model"
+    embed: str | None = None
+    kv_heads: str | None = "model"
+    mlp: str | None = "model"
+
+    def partition(self, axes: tuple[str | None, ...]) -> PartitionSpec:
+        """The partition of an array whose axes have these logical names."""
+        return PartitionSpec(*(None if axis is None else getattr(self, axis) for axis in axes))
+
+
+def make_mesh(tensor_parallel_size: int) -> Mesh:
+    """A mesh of the first `tensor_parallel_size` devices. On CPU that many devices are made up.
+
+    Raises:
+        ConfigError: there are fewer devices.
+    """
+    if tensor_parallel_size > 1 and jax.config.read("jax_platforms") == "cpu":
+        _make_cpu_devices(tensor_parallel_size)
+    devices = jax.devices()
+    if len(devices) < tensor_parallel_size:
+        raise ConfigError(
+            f"tensor_parallel_size={tensor_parallel_size}, but this host has {len(devices)} {devices[0].platform} device(s);"
+            f" at most {len(devices)} works"
+        )
+    shape = (1, 1, tensor_parallel_size)
+    return Mesh(np.array(devices[:tensor_parallel_size]).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _make_cpu_devices(count: int) -> None:
+    if jax.config.read("jax_num_cpu_devices") >= count:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # jax has started already: it keeps the devices it has, and make_mesh counts them
+        return
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A mesh with its rules: where every array of the engine lies."""
+
+    mesh: Mesh
+    rules: ShardingRules = ShardingRules()
+
+    @property
+    def num_shards(self) -> int:
+        return self.mesh.shape["model"]
+
+    def sharding(self, axes: tuple[str | None, ...] = ()) -> NamedSharding:
+        """The sharding of an array with these logical axes; none of them: replicated."""
+        return NamedSharding(self.mesh, self.rules.partition(axes))
+
+    @property
+    def cache(self) -> NamedSharding:
+        """Pages [N, K, ...] are split by KV head."""
+        return self.sharding((None, "kv_heads", None, None))
+
+    def put(self, array: np.ndarray, axes: tuple[str | None, ...] = ()) -> jax.Array:
+        """Place a host array; each device gets its own slice only."""
+        sharding = self.sharding(axes)
+        if self.mesh.size == 1:
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -1,0 +1,129 @@
+"""The compiled step, and the small programs beside it. Everything here is traced.
+
+    step(params, state, packed) -> (state, StepOutput)
+
+substitutes last sampled tokens (they stay on the device), embeds, runs the layers, gathers one row a request, and samples. `state` is
+donated: pages and slots are updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.models.build import ModelDef
+from jaxllm.ops.attention import AttentionBackend, LayerCache
+from jaxllm.runner.batch import LAST_SAMPLED, BatchLayout, StepBatch, unpack
+from jaxllm.runner.mesh import Placement
+from jaxllm.runner.sampler import SamplerOutput, SlotState, sample, top_logprobs_of
+from jaxllm.specs import AttendSpec
+
+
+class StepState(NamedTuple):
+    """What lives on the device between steps: the pages of each layer, and the slots."""
+
+    caches: tuple[LayerCache, ...]
+    slots: SlotState
+
+
+class StepOutput(NamedTuple):
+    """sampled: per row. hidden [T, M]: after the final norm, for the programs that score prompts; read only when asked for."""
+
+    sampled: SamplerOutput
+    hidden: jax.Array
+
+
+@dataclass(frozen=True, eq=False)
+class StepProgram:
+    """What a step is compiled from, beside its bucket.
+
+    window_groups: cache group of each attention window (None: full attention).
+    num_sampled_ids: ids from here on are never sampled (a vocabulary padded past the tokenizer).
+    """
+
+    model_def: ModelDef
+    backend: AttentionBackend
+    placement: Placement
+    window_groups: dict[int | None, int]
+    num_sampled_ids: int
+    max_logprobs: int
+
+    def step(
+        self, params: Sequence[jax.Array], state: StepState, packed: jax.Array, *, layout: BatchLayout
+    ) -> tuple[StepState, StepOutput]:
+        """One step of a bucket. packed: [layout.size] int32."""
+        batch = unpack(packed, layout)
+        row = jnp.minimum(batch.token_rows, layout.bucket.num_rows - 1)
+        tokens = jnp.where(batch.tokens == LAST_SAMPLED, state.slots.last_token[batch.slots[row]], batch.tokens)
+
+        model = self.model_def.bind(params)
+        hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch))
+        logits = model.logits(hidden[batch.last_tokens])
+        if self.placement.mesh.size > 1:
+            logits = lax.with_sharding_constraint(logits, self.placement.sharding())
+        sampled, slots = sample(
+            logits,
+            batch.slots,
+            batch.next_positions,
+            batch.samples,
+            state.slots,
+            num_sampled_ids=self.num_sampled_ids,
+            max_logprobs=self.max_logprobs,
+        )
+        return StepState(tuple(caches), slots), StepOutput(sampled, hidden)
+
+    def _attend(self, batch: StepBatch):
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, spec: AttendSpec):
+            metadata = batch.metadata[self.window_groups[spec.window]]
+            return self.backend.attend(q, k, v, cache, metadata, spec, mesh=self.placement.mesh, heads_axis="model")
+
+        return attend
+
+    def logprobs_of_rows(
+        self, params: Sequence[jax.Array], hidden: jax.Array, rows: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """`top_logprobs_of` the `targets` [N] that follow the hidden states `rows` [N] of hidden [T, M]."""
+        return top_logprobs_of(self.model_def.bind(params).logits(hidden[rows]), targets, self.max_logprobs)
+
+    def full_logprobs_of_rows(self, params: Sequence[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
+        """[N, V] log-probabilities of the whole vocabulary after `rows` [N] of hidden [T, M]."""
+        return jax.nn.log_softmax(self.model_def.bind(params).logits(hidden[rows]), axis=-1)
+
+
+class AdmittedRows(NamedTuple):
+    """New values of some slots; unused rows carry the sink slot. See `SlotState` for the fields."""
+
+    slots: jax.Array
+    floats: jax.Array
+    ints: jax.Array
+    bias_ids: jax.Array
+    bias_values: jax.Array
+    bias_until: jax.Array
+    masked: jax.Array
+    mask: jax.Array
+
+
+def admit(state: SlotState, rows: AdmittedRows) -> SlotState:
+    """Write the sampling parameters of newly admitted requests into their slots."""
+    values = rows._asdict()
+    slots = values.pop("slots")
+    return replace(state, **{name: getattr(state, name).at[slots].set(value) for name, value in values.items()})
+
+
+def count_history(state: SlotState, slot: jax.Array, tokens: jax.Array, prompt_len: jax.Array, total: jax.Array) -> SlotState:
+    """Set what penalties need to know of a slot: ids in the prompt, and how often each id was generated.
+
+    tokens: [L] int32, prompt and outputs so far, of which `total` are real.
+    """
+    vocab_size = state.output_counts.shape[1]
+    index = jnp.arange(tokens.shape[0])
+    in_prompt, in_output = index < prompt_len, (index >= prompt_len) & (index < total)
+    seen = jnp.zeros(state.prompt_ids.shape[1] * 32, jnp.bool_).at[jnp.where(in_prompt, tokens, vocab_size)].set(True, mode="drop")
+    words = jnp.sum(seen.reshape(-1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
+    counts = jnp.zeros(vocab_size, jnp.int16).at[jnp.where(in_output, tokens, vocab_size)].add(1, mode="drop")
+    return replace(state, prompt_ids=state.prompt_ids.at[slot].set(words), output_counts=state.output_counts.at[slot].set(counts))
