@@ -15,45 +15,17 @@ from typing import Any
 from jaxllm.cli.parser import CommandParser
 
 # What decides how jaxllm behaves; everything else that is installed goes in with --packages.
-PACKAGES = [
-    "jaxllm",
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "jax-cuda12-plugin",
-    "jax-cuda13-plugin",
-    "flax",
-    "numpy",
-    "ml_dtypes",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "huggingface-hub",
-    "gguf",
-    "fastapi",
-    "uvicorn",
-    "uvloop",
-    "httptools",
-    "msgspec",
-    "pyzmq",
-    "prometheus-client",
-]
+PACKAGES = (
+    "jaxllm", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy", "ml_dtypes",
+    "transformers", "tokenizers", "safetensors", "huggingface-hub", "gguf", "fastapi", "uvicorn", "uvloop", "httptools",
+    "msgspec", "pyzmq", "prometheus-client",
+)  # fmt: skip
 # Variables that libraries below us read. Others may hold secrets and stay out.
-VARIABLES = [
-    "JAX_PLATFORMS",
-    "XLA_FLAGS",
-    "LIBTPU_INIT_ARGS",
-    "JAX_COMPILATION_CACHE_DIR",
-    "JAXLLM_CACHE",
-    "XLA_PYTHON_CLIENT_PREALLOCATE",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "CUDA_VISIBLE_DEVICES",
-    "LD_LIBRARY_PATH",
-    "OMP_NUM_THREADS",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
+VARIABLES = (
+    "JAX_PLATFORMS", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_COMPILATION_CACHE_DIR", "JAXLLM_CACHE", "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE",
     "XDG_CACHE_HOME",
-]
+)  # fmt: skip
 DEVICES_TIMEOUT_S = 120
 
 # Runs in a process of its own: it loads jax, takes the accelerator for a moment, and may crash.
