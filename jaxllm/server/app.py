@@ -10,7 +10,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.server.config import ServerConfig
 from jaxllm.server.errors import install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
-from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware, RootPathMiddleware
 from jaxllm.server.openapi import install_openapi
 from jaxllm.server.routes import chat, completions, health, models, tokenize
 from jaxllm.server.state import ServerState
@@ -24,7 +24,6 @@ def create_app(state: ServerState) -> FastAPI:
         title="jaxllm",
         version=__version__,
         description="OpenAI-compatible API of a jaxllm server",
-        root_path=config.root_path,
         docs_url="/docs" if docs else None,
         redoc_url="/redoc" if docs else None,
         openapi_url="/openapi.json" if docs else None,
@@ -38,6 +37,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_middleware(BodyLimitMiddleware, limit=config.max_request_body_size)
     if config.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=config.api_keys, root_path=config.root_path)
+    if config.root_path:
+        app.add_middleware(RootPathMiddleware, root_path=config.root_path)
     if config.enable_request_id_headers:
         app.add_middleware(RequestIdMiddleware)
     app.add_middleware(

@@ -76,13 +76,3 @@ class LiveServer:
 def live(engine: FakeEngine) -> Iterator[LiveServer]:
     with LiveServer(serving_state(engine)) as server:
         yield server
-
-
-def events(body: str) -> list[str]:
-    """The data of a server-sent event stream, in order."""
-    assert body.endswith("\n\n")
-    found = []
-    for event in body.removesuffix("\n\n").split("\n\n"):
-        assert event.startswith("data: "), event
-        found.append(event.removeprefix("data: "))
-    return found

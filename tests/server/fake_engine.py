@@ -103,6 +103,9 @@ class FakeEngine:
         output = EngineOutput(request_id=request.request_id, new_token_ids=[token])
         if params.logprobs is not None:
             output.logprobs = [self._logprobs(token, params.logprobs)]
+        elif params.logprob_token_ids is not None:
+            ids = params.logprob_token_ids
+            output.logprobs = [TokenLogprobs([token, *ids], [-0.25, *(-2.0 for _ in ids)], 1)]
         if position == 0:
             output.num_cached_tokens = self.cached_tokens
             if params.prompt_logprobs is not None:
