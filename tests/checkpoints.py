@@ -60,12 +60,17 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """float32 tensors: matrices N(0, 1.5 / sqrt(in)), embeddings N(0, 1), norms N(1, 0.2), biases N(0, 0.3).
+    """float32 tensors: matrices N(0, 1.5 / sqrt(in)), embeddings N(0, 1) (0.3 where tied), norms N(1, 0.2), biases N(0, 0.3).
 
     Each tensor has a generator of its own, seeded by (seed, crc32 of its name). The scales are large enough that attention matters to
     the logits, so that an error in a window or a rotation shows.
     """
-    return {name: _random_tensor(name, shape, seed) for name, shape in tensor_shapes(config).items()}
+    tensors = {name: _random_tensor(name, shape, seed) for name, shape in tensor_shapes(config).items()}
+    if "lm_head.weight" not in tensors:
+        # Otherwise a tied model repeats its last token for ever.
+        embedding = next(name for name in tensors if "embed_tokens" in name or "wte" in name)
+        tensors[embedding] *= np.float32(0.3)
+    return tensors
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -74,10 +79,8 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         values = 0.3 * values
     elif "norm" in name or ".ln_" in name:
         values = 1 + 0.2 * values
-    elif "embed" in name or "wte" in name:
+    elif "embed" in name or ".wte." in name or ".wpe." in name:
         pass
-    elif "wpe" in name:
-        values = 0.5 * values
     else:
         fan_in = shape[0] if ".c_" in name else shape[1]
         values = 1.5 * fan_in**-0.5 * values

@@ -1,0 +1,42 @@
+"""A plain attention over whole sequences, to run a decoder without the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.models.build import ModelDef
+from jaxllm.specs import AttendSpec
+
+
+def dense_attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, spec: AttendSpec) -> tuple[jax.Array, Any]:
+    """Causal attention of one sequence in float32: q [T, H, D], k and v [T, K, D]; the cache passes through."""
+    tokens, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.reshape(tokens, kv_heads, heads // kv_heads, dim).astype(jnp.float32)
+    scores = jnp.einsum("qkgd,skd->kgqs", grouped, k.astype(jnp.float32)) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+    position = jnp.arange(tokens)
+    visible = position[None, :] <= position[:, None]
+    if spec.window is not None:
+        visible &= position[None, :] > position[:, None] - spec.window
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    out = jnp.einsum("kgqs,skd->qkgd", weights, v.astype(jnp.float32))
+    return out.reshape(tokens, heads, dim).astype(q.dtype), cache
+
+
+def run_dense(model: ModelDef, params: Sequence[jax.Array], token_ids: Sequence[int] | np.ndarray) -> jax.Array:
+    """Logits [T, V] of every position of one sequence."""
+
+    @jax.jit
+    def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
+        decoder = model.bind(params)
+        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), [None] * len(decoder.layers), dense_attend)
+        return decoder.logits(hidden)
+
+    return forward(params, jnp.asarray(token_ids, jnp.int32))

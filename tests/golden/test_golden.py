@@ -1,0 +1,57 @@
+"""The decoder against transformers, in float32, on tiny random checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.models.build import ModelDef, define_model
+from jaxllm.weights.hf import open_checkpoint
+from jaxllm.weights.rules import load_params
+from tests.dense import run_dense
+from tests.golden.cases import CASES, Case, load_golden
+
+MAX_DELTA = 2e-4
+
+
+def load(directory: Path, case: Case, tensor_parallel_size: int = 1) -> tuple[ModelDef, list[jax.Array]]:
+    config = json.loads((directory / "config.json").read_text())
+    model = define_model(config, dtype="float32", tensor_parallel_size=tensor_parallel_size, max_model_len=case.max_model_len)
+    return model, load_params(model, open_checkpoint(directory), lambda name, array: jnp.asarray(array))
+
+
+def check(case: Case, model: ModelDef, params: list[jax.Array]) -> None:
+    golden = load_golden(case.name)
+    logprobs = np.asarray(jax.nn.log_softmax(run_dense(model, params, golden.sequence)))
+    expected = np.asarray(jax.nn.log_softmax(golden.logits))
+    assert np.abs(logprobs[golden.positions] - expected).max() < MAX_DELTA
+    steps = logprobs[len(golden.sequence) - len(golden.tokens) :] if len(golden.tokens) else logprobs[:0]
+    assert steps.argmax(-1).tolist() == golden.tokens.tolist()
+    assert np.abs(np.take_along_axis(steps, golden.top_ids, -1) - golden.top_logprobs).max(initial=0) < MAX_DELTA
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    check(case, *load(case.write(tmp_path), case))
+
+
+@pytest.mark.parametrize(("name", "spelling"), [(case.name, i) for case in CASES.values() for i in range(len(case.spellings))])
+def test_every_spelling_of_a_rope_means_the_same(name: str, spelling: int) -> None:
+    case = CASES[name]
+    models = [define_model(config, dtype="float32", max_model_len=case.max_model_len) for config in (case.config, case.spellings[spelling])]
+    assert models[0].spec == models[1].spec
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_biases", "qwen2_window_layers", "gemma3", "gpt2_untied"])
+@pytest.mark.parametrize("shards", [2, 4])
+def test_replicated_kv_heads_do_not_change_the_mathematics(name: str, shards: int, tmp_path: Path) -> None:
+    case = CASES[name]
+    model, params = load(case.write(tmp_path), case, tensor_parallel_size=shards)
+    assert model.num_kv_heads % shards == 0
+    check(case, model, params)
