@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 REPLACEMENT = "\ufffd"
-# Ids of context that a stream is primed with: enough for decoders that treat the start of a text differently.
-_PRIMING = 6
+# Ids of context that a stream is primed with: enough for decoders that treat the start of a text differently, and for whole characters.
+_PRIMING = 12
 # A character has at most four bytes, so of the ids that gave no text yet only the last three can still belong to an unfinished one.
 _UNFINISHED = 3
 _MOST_PENDING = 8
@@ -29,9 +29,12 @@ class TextStream:
         # The ids that gave the last text, whole characters all of them; `_pending` came later and gave none yet.
         self._context, self._pending = self._split_context(list(context_ids[-_PRIMING:]))
         self._restart()
+        # Until an id comes, what is pending is the prompt's and no text of ours.
+        self._fed = False
 
     def step(self, token_id: int) -> str:
         """The text that `token_id` completes, "" where it completes none."""
+        self._fed = True
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._backend, token_id)
@@ -47,15 +50,20 @@ class TextStream:
 
     def flush(self) -> str:
         """The text of the ids that still wait, U+FFFD for bytes that make no character. The stream can go on afterwards."""
-        return self._give_out(len(self._pending)) if self._pending else ""
+        return self._give_out(len(self._pending)) if self._pending and self._fed else ""
 
     def _split_context(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """Cut a character that `ids` leave unfinished off, to be completed by what follows."""
-        for cut in range(min(_UNFINISHED, len(ids)) + 1):
-            kept = ids[: len(ids) - cut]
-            if not self._decode(kept).endswith(REPLACEMENT):
-                return kept, ids[len(kept) :]
-        return ids, []
+        """(whole characters, the ids of a last one that is unfinished: what follows completes it)."""
+        loosely = None
+        for end in range(len(ids), max(0, len(ids) - _UNFINISHED) - 1, -1):
+            # `ids` may also begin within a character.
+            for start in range(min(_UNFINISHED, max(0, end - 1)) + 1):
+                text = self._decode(ids[start:end])
+                if REPLACEMENT not in text:
+                    return ids[start:end], ids[end:]
+                if loosely is None and not text.endswith(REPLACEMENT):
+                    loosely = ids[start:end], ids[end:]
+        return loosely or (ids, [])
 
     def _restart(self) -> str:
         """A new stream behind `_context`, fed with what is pending; the text that this gave, normally none."""
