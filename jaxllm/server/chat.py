@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 # Types of content parts that hold text, and the member that holds it.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 _MEDIA_PARTS = ("image", "audio", "video", "file")
-_RESERVED_KWARGS = {
-    "messages": "messages",
-    "tools": "tools",
-    "documents": "documents",
-    "chat_template": "chat_template",
-    "add_generation_prompt": "add_generation_prompt",
-    "continue_final_message": "continue_final_message",
-    "content_format": "messages",
-    "tokenize": "messages",
-}
+# Arguments of `Tokenizer.apply_chat_template` that are no variables of a template, or have a request field of their own.
+_RESERVED_KWARGS = (
+    "self",
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "content_format",
+    "tokenize",
+)
 
 
 def render_chat(
@@ -56,10 +58,12 @@ def render_chat(
             "continue_final_message and add_generation_prompt exclude each other; set one of them", param="continue_final_message"
         )
     variables = dict(template_kwargs or {})
-    for name in variables.keys() & _RESERVED_KWARGS.keys():
-        raise InvalidRequestError(
-            f"chat_template_kwargs may not hold {name!r}; use the request's field {_RESERVED_KWARGS[name]!r}", param="chat_template_kwargs"
-        )
+    for name in _RESERVED_KWARGS:
+        if name in variables:
+            raise InvalidRequestError(
+                f"chat_template_kwargs may not hold {name!r}: it has a field of its own, or is none of the template's variables",
+                param="chat_template_kwargs",
+            )
     if reasoning_effort is not None:
         variables["reasoning_effort"] = reasoning_effort
     return tokenizer.apply_chat_template(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxllm.outputs import Logprob
@@ -80,13 +80,19 @@ class CompletionLogprobsBuilder:
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def add(self, token_ids: Iterable[int], logprobs: Iterable[dict[int, Logprob] | None]) -> CompletionLogprobs:
-        """The logprobs of the next tokens; the alternatives are the `top` best ones and the token itself."""
+    def add(
+        self, token_ids: Iterable[int], logprobs: Iterable[dict[int, Logprob] | None], hidden: Container[int] = ()
+    ) -> CompletionLogprobs:
+        """The logprobs of the next tokens; the alternatives are the `top` best ones and the token itself.
+
+        `hidden` tokens are not part of the text that the offsets point into.
+        """
         piece = CompletionLogprobs([], [], [], [])
         for token_id, position in zip(token_ids, logprobs, strict=True):
             piece.tokens.append(self._form.name(token_id))
             piece.text_offset.append(self._offset)
-            self._offset += len(self._decoder.decode(self._form.texts.of(token_id)[1]))
+            if token_id not in hidden:
+                self._offset += len(self._decoder.decode(self._form.texts.of(token_id)[1]))
             if position is None:
                 piece.token_logprobs.append(None)
                 piece.top_logprobs.append(None)

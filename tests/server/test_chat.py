@@ -279,6 +279,7 @@ def test_messages_that_are_none_are_refused_by_their_path(client: TestClient, me
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"n": 2, "temperature": 0}, "n"),

@@ -105,6 +105,7 @@ def test_the_server_answers_while_the_model_loads(start):
 
 def test_a_signal_ends_a_server_that_is_still_loading(start):
     server = start(load_seconds=60)
+    assert server.status("/ready") == 503
 
     status, _, err = server.stop()
 

@@ -55,6 +55,8 @@ class _Writer:
         top = -1 if body.logprob_token_ids is not None else body.logprobs or 0
         self._form = LogprobFormat(job.serving.token_texts, top=top, as_token_ids=bool(body.return_tokens_as_token_ids))
         self._wants_logprobs = body.logprobs is not None or body.logprob_token_ids is not None
+        special = job.serving.engine.tokenizer.all_special_ids if self._wants_logprobs and job.params.skip_special_tokens else ()
+        self._hidden = frozenset(special)
 
     # ------------------------------------------------------------------------------------------------------ not streamed
 
@@ -94,9 +96,9 @@ class _Writer:
         builder = CompletionLogprobsBuilder(self._form)
         parts = []
         if self._body.echo and output.prompt_logprobs is not None:
-            parts.append(builder.add(prompt.token_ids, output.prompt_logprobs))
+            parts.append(builder.add(prompt.token_ids, output.prompt_logprobs, self._hidden_in(prompt)))
         if not self._job.scoring:
-            parts.append(builder.add(choice.token_ids, choice.logprobs or []))
+            parts.append(builder.add(choice.token_ids, choice.logprobs or [], self._hidden))
         joined = CompletionLogprobs([], [], [], [])
         for part in parts:
             joined.text_offset += part.text_offset
@@ -104,6 +106,14 @@ class _Writer:
             joined.tokens += part.tokens
             joined.top_logprobs += part.top_logprobs
         return joined
+
+    def _hidden_in(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens of a prompt that its echo does not show: a beginning of sequence that the tokenizer added to the text."""
+        tokenizer = self._job.serving.engine.tokenizer
+        first = tokenizer.bos_token_id
+        if prompt.text is None or first is None or prompt.text.startswith(tokenizer.token_bytes(first).decode(errors="replace")):
+            return ()
+        return (first,)
 
     def _echoed(self, prompt: Prompt) -> str:
         return self._job.serving.engine.tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
@@ -148,7 +158,7 @@ class _Writer:
                 continue
             logprobs = b"null"
             if body.echo and self._wants_logprobs and output.prompt_logprobs is not None:
-                logprobs = msgspec.json.encode(builders[index].add(prompt.token_ids, output.prompt_logprobs))
+                logprobs = msgspec.json.encode(builders[index].add(prompt.token_ids, output.prompt_logprobs, self._hidden_in(prompt)))
             extra = member("prompt_token_ids", prompt.token_ids) if body.return_token_ids else b""
             frames.append(completion_chunk(head, index, self._echoed(prompt) if body.echo else "", tail, logprobs=logprobs, extra=extra))
         return frames
@@ -161,7 +171,7 @@ class _Writer:
         finish, extra = finish_members(choice)
         logprobs = b"null"
         if choice.logprobs and index in builders:
-            logprobs = msgspec.json.encode(builders[index].add(choice.token_ids, choice.logprobs))
+            logprobs = msgspec.json.encode(builders[index].add(choice.token_ids, choice.logprobs, self._hidden))
         if self._body.return_token_ids and choice.token_ids:
             extra += member("token_ids", choice.token_ids)
         if not choice.text and not extra and logprobs == b"null":

@@ -1,0 +1,78 @@
+"""No client input may be a server error, whatever it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from jaxllm.server.app import create_app
+from jaxllm.server.protocol import REFUSED_FIELDS, ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from jaxllm.text.tokenizer import Tokenizer
+from tests.server.conftest import serving_state
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import HELLO, chunks, error_of
+
+scalars = st.none() | st.booleans() | st.integers() | st.sampled_from([-1, 0, 1, 2, 5, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30])
+scalars = scalars | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3), max_leaves=6)
+roles = st.sampled_from(["user", "assistant", "system", "tool", "developer", "critic"])
+part_types = st.sampled_from(["text", "image_url", "refusal", "x"])
+parts = st.fixed_dictionaries({"type": part_types | values}, optional={"text": values, "refusal": values})
+calls = st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": texts | values}, optional={"arguments": values})})
+contents = texts | st.lists(parts | values, max_size=3) | values
+messages = st.fixed_dictionaries(
+    {"role": roles | values}, optional={"content": contents, "tool_calls": st.lists(calls | values, max_size=2) | values, "name": values}
+)
+variables = texts | st.sampled_from(["messages", "tools", "self", "tokenize", "bos_token", "loop"])
+
+FIELDS = {
+    "/v1/completions": sorted({*CompletionRequest.model_fields, *REFUSED_FIELDS}),
+    "/v1/chat/completions": sorted({*ChatCompletionRequest.model_fields, *REFUSED_FIELDS}),
+    "/tokenize": sorted(TokenizeRequest.model_fields),
+    "/detokenize": ["tokens", "model"],
+}
+BASES = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": HELLO},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [100]},
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tokenizer: Tokenizer) -> TestClient:
+    return TestClient(create_app(serving_state(FakeEngine(tokenizer), trust_request_chat_template=True)), raise_server_exceptions=False)
+
+
+def check(client: TestClient, path: str, body: object) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code in (200, 400, 404), (body, response.text)
+    if response.status_code != 200:
+        error_of(response)
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        assert "error" not in chunks(response.text)[-1], (body, response.text)
+
+
+@pytest.mark.parametrize("path", FIELDS)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_values_of_known_fields(shared: TestClient, path: str, data: st.DataObject):
+    fields = data.draw(st.dictionaries(st.sampled_from(FIELDS[path]), values, max_size=3))
+
+    check(shared, path, {**BASES[path], **fields})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=st.lists(messages | values, max_size=3), kwargs=st.dictionaries(variables, values, max_size=2))
+def test_any_conversation(shared: TestClient, messages: list[object], kwargs: dict[str, object]):
+    check(shared, "/v1/chat/completions", {"messages": messages, "chat_template_kwargs": kwargs})
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=values)
+def test_any_body(shared: TestClient, body: object):
+    for path in FIELDS:
+        check(shared, path, body)
