@@ -52,3 +52,7 @@ class EngineDeadError(JaxllmError):
 
 class RequestFailedError(JaxllmError):
     """One request failed inside the engine (its own fault is excluded by validation); the others go on."""
+
+
+class DeadlineExceededError(JaxllmError):
+    """The request was not finished by its deadline: HTTP 504."""

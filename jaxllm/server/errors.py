@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import EngineDeadError, InvalidRequestError, JaxllmError, QueueFullError, RequestFailedError
+from jaxllm.errors import DeadlineExceededError, EngineDeadError, InvalidRequestError, JaxllmError, QueueFullError, RequestFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +67,6 @@ class NotReadyError(JaxllmError):
         self.retry_after_s = retry_after_s
 
 
-class DeadlineError(JaxllmError):
-    """The request was not finished within its time."""
-
-
 class ClientDisconnected(Exception):
     """The client is gone: nobody reads an answer. Not an error of anybody's."""
 
@@ -88,7 +84,7 @@ def status_of(error: BaseException) -> int:
             return 413
         case QueueFullError() | NotReadyError() | EngineDeadError():
             return 503
-        case DeadlineError():
+        case DeadlineExceededError():
             return 504
         case HTTPException():
             return error.status_code

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from jaxllm.errors import InvalidRequestError, RequestFailedError
+from jaxllm.errors import DeadlineExceededError, InvalidRequestError, RequestFailedError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.server.errors import DeadlineError
 from jaxllm.server.protocol import MAX_REQUEST_ID_CHARS, GenerationRequest
 from jaxllm.server.responses import PromptTokensDetails, Usage
 from jaxllm.server.state import ServerState, Serving
@@ -80,7 +79,7 @@ class Job:
             if choice.finish_reason == "error":
                 raise RequestFailedError("the request failed in the engine")
             if choice.finish_reason == "abort" and self.deadline is not None and time.time() >= self.deadline:
-                raise DeadlineError("the request was not finished within its time limit")
+                raise DeadlineExceededError("the request was not finished within its time limit")
 
 
 def new_job(

@@ -5,6 +5,7 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
+from jaxllm.errors import DeadlineExceededError
 from jaxllm.server.errors import MAX_ERROR_CHARS, MAX_LISTED_ERRORS
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import HELLO, error_of
@@ -202,6 +203,17 @@ def test_a_dead_engine_answers_503_with_its_cause(client: TestClient, engine: Fa
 
     assert response.status_code == 503
     assert "was killed" in error_of(response)["message"]
+
+
+def test_a_request_that_is_not_finished_in_time_is_a_504(client: TestClient, engine: FakeEngine):
+    def late(request, position):
+        raise DeadlineExceededError("the deadline of the request passed after 2.0 s")
+
+    engine.on_token = late
+    response = post(client, {"prompt": "a"})
+
+    assert response.status_code == 504
+    assert error_of(response)["type"] == "TimeoutError"
 
 
 def test_a_bug_of_ours_is_a_500_that_tells_the_client_nothing_inside(client: TestClient, engine: FakeEngine):
