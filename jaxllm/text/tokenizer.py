@@ -48,7 +48,11 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
 
 
 class Tokenizer:
-    """One model's tokenizer. `chat_template` replaces the tokenizer's own."""
+    """One model's tokenizer. `chat_template` replaces the tokenizer's own.
+
+    Raises:
+        ConfigError: `chat_template` does not compile.
+    """
 
     def __init__(self, parts: TokenizerParts, *, chat_template: str | None = None):
         self.backend = parts.backend
@@ -57,6 +61,8 @@ class Tokenizer:
         self.special_tokens = dict(parts.special_tokens)
         self._parts = parts
         self._templates = ChatTemplates({"default": chat_template} if chat_template is not None else parts.chat_templates)
+        if chat_template is not None:
+            self._templates.check()
         self._pieces = PieceDecoder(parts.backend)
         self._added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
 

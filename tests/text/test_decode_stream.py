@@ -78,7 +78,7 @@ def test_a_character_after_garbage_is_whole():
 
 
 def test_garbage_then_valid_bytes_of_a_byte_fallback_tokenizer_lose_nothing():
-    deltas = stream_all(SENTENCEPIECE, byte_ids(b"\x80" * 9 + "你".encode(), first=3) + [SENTENCEPIECE.token_to_id("▁hello")])
+    deltas = stream_all(SENTENCEPIECE, [*byte_ids(b"\x80" * 9 + "你".encode(), first=3), SENTENCEPIECE.token_to_id("▁hello")])
 
     assert "".join(deltas).endswith(" hello")
     assert len("".join(deltas).replace(" hello", "")) >= 10
