@@ -98,15 +98,15 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 
 def serve_forever(state: ServerState, app: ASGIApp, listener: socket.socket, engine_config: EngineConfig) -> None:
-    """Serve until a signal. Raises what kept the engine from starting."""
+    """Serve until a signal. Raises ConfigError for an unusable key or certificate, and what kept the engine from starting."""
     _configure_logging(state.config)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(state, app, listener, engine_config))
-
-
-async def _serve(state: ServerState, app: ASGIApp, listener: socket.socket, engine_config: EngineConfig) -> None:
-    url = url_of(state.config, listener)
     server = _Server(_uvicorn_config(state.config, app))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(state, server, listener, engine_config))
+
+
+async def _serve(state: ServerState, server: _Server, listener: socket.socket, engine_config: EngineConfig) -> None:
+    url = url_of(state.config, listener)
     with _signals() as stop:
         http = asyncio.create_task(server.serve(sockets=[listener]))
         loading = asyncio.create_task(_load(state, engine_config))
@@ -172,7 +172,6 @@ async def _in_daemon_thread(call: Callable[[], T]) -> T:
 
 
 def _announce(state: ServerState, url: str) -> None:
-    assert state.config is not None
     model = state.serving.model_names[0]
     socket_option = f"--unix-socket {state.config.uds} " if state.config.uds else ""
     key = '-H "Authorization: Bearer $JAXLLM_API_KEY" ' if state.config.api_keys else ""
@@ -261,7 +260,7 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn_config(config: ServerConfig, app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
+    made = uvicorn.Config(
         app,
         http="httptools",
         ws="none",
@@ -273,6 +272,13 @@ def _uvicorn_config(config: ServerConfig, app: ASGIApp) -> uvicorn.Config:
         ssl_certfile=config.ssl_certfile,
         server_header=False,
     )
+    try:
+        made.load()
+    except OSError as error:
+        raise ConfigError(
+            f"ssl_certfile={config.ssl_certfile!r} and ssl_keyfile={config.ssl_keyfile!r} cannot be used together as PEM files: {error}"
+        ) from None
+    return made
 
 
 def _configure_logging(config: ServerConfig) -> None:

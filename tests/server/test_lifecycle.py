@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,9 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.server.app import create_app
 from jaxllm.server.config import ServerConfig
-from jaxllm.server.lifecycle import bind, url_of
+from jaxllm.server.lifecycle import bind, serve_forever, url_of
+from jaxllm.server.state import ServerState
 from tests.server.helpers import HELLO, chunks
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +177,34 @@ def test_a_unix_socket_is_served_and_removed(start, tmp_path: Path):
 
     assert server.stop()[0] == 0
     assert not path.exists()
+
+
+def test_https_is_served_with_a_certificate_and_its_key(start, tmp_path: Path):
+    certificate, key = make_certificate(tmp_path)
+    server = start(ssl_certfile=certificate, ssl_keyfile=key)
+
+    with httpx.Client(verify=ssl.create_default_context(cafile=certificate)) as client:
+        assert client.get(server.url.replace("127.0.0.1", "localhost") + "/version").status_code == 200
+    assert server.url.startswith("https://")
+
+
+def test_an_unusable_certificate_is_one_clear_error(tmp_path: Path):
+    certificate, _ = make_certificate(tmp_path)
+    config = ServerConfig(host="127.0.0.1", port=0, ssl_certfile=certificate, ssl_keyfile=certificate)
+
+    with bind(config) as listener, pytest.raises(ConfigError, match="ssl_keyfile"):
+        serve_forever(ServerState(config), create_app(ServerState(config)), listener, EngineConfig())
+
+
+def make_certificate(folder: Path) -> tuple[str, str]:
+    certificate, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl")
+    return certificate, key
 
 
 # --------------------------------------------------------------------------------------------------------------- binding
