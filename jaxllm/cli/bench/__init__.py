@@ -1,0 +1,1 @@
+"""`jaxllm bench`: benchmarks that print JSON, and how near they come to the hardware's measured limits."""
