@@ -7,7 +7,7 @@ penalties, temperature, min_p, top_k, top_p, sample.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,20 +48,20 @@ class SlotState:
         """Abstract arrays for `num_slots` requests."""
         slots, words = num_slots + 1, -(-vocab_size // 32)
 
-        def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
+        def array(dtype: Any, *shape: int) -> Any:
             return jax.ShapeDtypeStruct((slots, *shape), dtype)
 
         return SlotState(
-            last_token=array(jnp.int32),  # type: ignore[arg-type]
-            floats=array(jnp.float32, 6),  # type: ignore[arg-type]
-            ints=array(jnp.int32, 4),  # type: ignore[arg-type]
-            bias_ids=array(jnp.int32, max_bias),  # type: ignore[arg-type]
-            bias_values=array(jnp.float32, max_bias),  # type: ignore[arg-type]
-            bias_until=array(jnp.int32, max_bias),  # type: ignore[arg-type]
-            masked=array(jnp.bool_),  # type: ignore[arg-type]
-            mask=array(jnp.uint32, words),  # type: ignore[arg-type]
-            prompt_ids=array(jnp.uint32, words),  # type: ignore[arg-type]
-            output_counts=array(jnp.int16, vocab_size),  # type: ignore[arg-type]
+            last_token=array(jnp.int32),
+            floats=array(jnp.float32, 6),
+            ints=array(jnp.int32, 4),
+            bias_ids=array(jnp.int32, max_bias),
+            bias_values=array(jnp.float32, max_bias),
+            bias_until=array(jnp.int32, max_bias),
+            masked=array(jnp.bool_),
+            mask=array(jnp.uint32, words),
+            prompt_ids=array(jnp.uint32, words),
+            output_counts=array(jnp.int16, vocab_size),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,9 @@ class AttentionBackend:
 
     def cache_shapes(self, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
         """Abstract arrays of one layer's pages."""
-        return LayerCache(
-            k=jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype),
-            v=jax.ShapeDtypeStruct((num_pages, num_kv_heads, page_size, head_dim), dtype),
-        )
+        k: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
+        v: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, page_size, head_dim), dtype)
+        return LayerCache(k, v)
 
     def attend(
         self,

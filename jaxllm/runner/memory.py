@@ -1,0 +1,231 @@
+"""The memory plan: what weights, sampling state, temporaries and KV pages take, decided before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+from jaxllm.config import CacheConfig
+from jaxllm.core_types import CacheGroup, CacheKind, CacheSpec
+from jaxllm.errors import OutOfMemoryPlanError
+from jaxllm.models.build import ModelDef
+from jaxllm.ops.attention import AttentionBackend
+from jaxllm.runner.mesh import Placement
+from jaxllm.runner.sampler import SlotState
+from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
+
+# Host memory is shared with everything else on the machine: without an explicit size, take this much at most for pages.
+_CPU_CACHE_LIMIT = 2 * 2**30
+# Logits, their processed copy and what sampling holds beside them (float32, each [R, V]).
+_LOGITS_COPIES = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of an engine that do not depend on memory."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What each device will hold, in bytes, and what fits of it.
+
+    Attributes:
+        total: memory that the engine may use on each device.
+        cache_spec: the page pools.
+        max_model_len: longest sequence of the engine.
+    """
+
+    total: int
+    weights: int
+    sampling_state: int
+    temporaries: int
+    kv_cache: int
+    cache_spec: CacheSpec
+    max_model_len: int
+
+    @property
+    def cache_tokens(self) -> int:
+        """Positions that the smallest pool of full attention (or else of a window) can hold."""
+        full = [g for g in self.cache_spec.groups if g.kind is CacheKind.FULL] or list(self.cache_spec.groups)
+        return (min(g.num_pages for g in full) - 1) * self.cache_spec.page_size
+
+    def table(self) -> str:
+        """The plan for people to read."""
+        rows = [
+            ("weights", self.weights),
+            ("sampling state", self.sampling_state),
+            ("temporaries (estimate)", self.temporaries),
+            (f"KV pages ({self.cache_tokens:,} tokens)", self.kv_cache),
+            ("sum", self.weights + self.sampling_state + self.temporaries + self.kv_cache),
+            ("usable per device", self.total),
+        ]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"  {name:<{width}}  {_readable(size):>10}" for name, size in rows]
+        concurrency = self.cache_tokens / self.max_model_len
+        return "\n".join(["memory plan per device:", *lines, f"  requests of {self.max_model_len:,} tokens at once: {concurrency:.1f}"])
+
+
+def usable_memory(placement: Placement, cache: CacheConfig) -> int:
+    """Bytes that the engine may use on each device: the configured share of its memory, or of what is free of the host's on CPU."""
+    device = placement.mesh.devices.flat[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"] * cache.gpu_memory_utilization)
+    return int(psutil.virtual_memory().available * cache.gpu_memory_utilization) // placement.mesh.size
+
+
+def plan_memory(
+    model_def: ModelDef,
+    backend: AttentionBackend,
+    placement: Placement,
+    cache: CacheConfig,
+    limits: Limits,
+    *,
+    max_model_len: int | None,
+) -> MemoryPlan:
+    """Plan from shapes alone.
+
+    Args:
+        max_model_len: as asked for; None takes the model's own, or less if only less fits.
+
+    Raises:
+        OutOfMemoryPlanError: the plan cannot fit; the message says which option to turn, and to what.
+    """
+    shards = placement.num_shards
+    total = usable_memory(placement, cache)
+    weights = sum(_nbytes(model_def.shapes[name]) // _shards_of(model_def.axes[name], placement) for name in model_def.names)
+    slots = SlotState.shapes(limits.max_num_seqs, model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
+    sampling_state = sum(_nbytes(leaf) for leaf in jax.tree.leaves(slots))
+    temporaries = _temporaries(model_def, limits, shards)
+
+    groups = cache_groups(model_def.cache_layers)
+    page_bytes = [len(layers) * _layer_page_bytes(model_def, backend, limits.page_size, shards) for _, layers in groups.items()]
+    wanted_len = max_model_len or model_def.max_model_len
+    if cache.kv_cache_memory_bytes is not None:
+        budget = cache.kv_cache_memory_bytes
+    else:
+        budget = total - weights - sampling_state - temporaries
+        if placement.mesh.devices.flat[0].platform == "cpu":
+            budget = min(budget, _CPU_CACHE_LIMIT)
+    pools = _Pools(tuple(groups), page_bytes, limits)
+    if budget < pools.cost(limits.page_size):
+        raise OutOfMemoryPlanError(
+            f"weights ({_readable(weights)}), sampling state ({_readable(sampling_state)}) and temporaries ({_readable(temporaries)}) leave"
+            f" {_readable(max(budget, 0))} of {_readable(total)} for KV pages, which is not enough for one page; raise"
+            f" gpu_memory_utilization (now {cache.gpu_memory_utilization}), lower max_num_seqs (now {limits.max_num_seqs}) or"
+            f" max_num_batched_tokens (now {limits.max_num_batched_tokens}), or share the model over more devices"
+        )
+    tokens = pools.tokens_for(budget, at_most=limits.max_num_seqs * wanted_len)
+    longest = pools.longest_sequence(tokens)
+    if longest < wanted_len and max_model_len is not None:
+        raise OutOfMemoryPlanError(
+            f"max_model_len={max_model_len} needs {_readable(pools.cost(max_model_len))} of KV pages, but {_readable(budget)} are there;"
+            f" max_model_len={longest} fits, or give kv_cache_memory_bytes={pools.cost(max_model_len)}"
+        )
+    counts = pools.page_counts(tokens)
+    return MemoryPlan(
+        total=total,
+        weights=weights,
+        sampling_state=sampling_state,
+        temporaries=temporaries,
+        kv_cache=sum(count * size for count, size in zip(counts, page_bytes, strict=True)),
+        cache_spec=CacheSpec(
+            limits.page_size,
+            tuple(
+                CacheGroup(CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW, layers, count, window)
+                for (window, layers), count in zip(groups.items(), counts, strict=True)
+            ),
+        ),
+        max_model_len=min(wanted_len, longest),
+    )
+
+
+def cache_groups(cache_layers: Sequence[tuple[CacheKind, int | None]]) -> dict[int | None, tuple[int, ...]]:
+    """Layers by the window they keep (None: everything), in order of first appearance."""
+    groups: dict[int | None, tuple[int, ...]] = {}
+    for layer, (_, window) in enumerate(cache_layers):
+        groups[window] = (*groups.get(window, ()), layer)
+    return groups
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """Page counts and bytes of all groups as a function of the positions that full attention can hold."""
+
+    windows: tuple[int | None, ...]
+    page_bytes: list[int]
+    limits: Limits
+
+    def page_counts(self, tokens: int) -> list[int]:
+        """Pages of each group, the sink included, to hold `tokens` positions of running requests."""
+        pages = -(-tokens // self.limits.page_size)
+        return [
+            1 + (pages if window is None else min(pages, self._window_pages(window) * self.limits.max_num_seqs)) for window in self.windows
+        ]
+
+    def _window_pages(self, window: int) -> int:
+        """Most pages that one request holds at once: its window and the chunk being computed, cut anywhere."""
+        return (window + self.limits.max_num_batched_tokens) // self.limits.page_size + 2
+
+    def cost(self, tokens: int) -> int:
+        return sum(count * size for count, size in zip(self.page_counts(tokens), self.page_bytes, strict=True))
+
+    def tokens_for(self, budget: int, at_most: int) -> int:
+        """Most positions, whole pages, that cost no more than `budget`."""
+        size = self.limits.page_size
+        low, high = 1, -(-at_most // size)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.cost(middle * size) <= budget else (low, middle - 1)
+        return low * size
+
+    def longest_sequence(self, tokens: int) -> int:
+        """Longest sequence that can run when pools are sized for `tokens`: windows never need more than their share."""
+        size = self.limits.page_size
+        fits = [
+            math.inf if window is not None and count - 1 >= self._window_pages(window) else (count - 1) * size
+            for window, count in zip(self.windows, self.page_counts(tokens), strict=True)
+        ]
+        return int(min(min(fits), max(tokens, 2**62)))
+
+
+def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
+    spec = model_def.spec
+    widest = max(block.feed_forward.width for block in spec.blocks)
+    itemsize = jnp.dtype(model_def.shapes[model_def.names[0]].dtype).itemsize
+    activations = limits.max_num_batched_tokens * (4 * spec.width + 4 * widest // shards) * max(itemsize, 4)
+    return activations + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
+
+
+def _layer_page_bytes(model_def: ModelDef, backend: AttentionBackend, page_size: int, shards: int) -> int:
+    dtype = model_def.shapes[model_def.names[0]].dtype
+    shapes = backend.cache_shapes(1, page_size, model_def.num_kv_heads // shards, model_def.head_dim, dtype)
+    return sum(_nbytes(leaf) for leaf in jax.tree.leaves(shapes))
+
+
+def _shards_of(axes: Sequence[str | None], placement: Placement) -> int:
+    sizes: Mapping[str, int] = placement.mesh.shape
+    return math.prod(sizes[axis] for axis in placement.rules.partition(tuple(axes)) if axis is not None)
+
+
+def _nbytes(abstract: jax.ShapeDtypeStruct) -> int:
+    return math.prod(abstract.shape) * np.dtype(abstract.dtype).itemsize
+
+
+def _readable(size: int) -> str:
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"

@@ -1,0 +1,292 @@
+"""The device side of the engine: takes scheduled steps, keeps the arrays, gives back tokens."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.config import CompileConfig
+from jaxllm.core_types import RowResult, ScheduledRow, SchedulerOutput, StepResult, TokenLogprobs
+from jaxllm.models.build import ModelDef
+from jaxllm.ops.attention import AttentionBackend
+from jaxllm.runner.admission import ADMIT_ROWS, SlotParams, admitted_rows, wants_full_logprobs, wants_static_logprobs
+from jaxllm.runner.batch import BatchBuilder, BatchLayout, decodes_first
+from jaxllm.runner.buckets import Bucket, bucket_ladder
+from jaxllm.runner.compile import BucketPrograms, CompileGuard
+from jaxllm.runner.memory import Limits, MemoryPlan
+from jaxllm.runner.mesh import Placement
+from jaxllm.runner.sampler import SlotState
+from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history
+from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
+
+logger = logging.getLogger(__name__)
+
+# Most log-probabilities that the step itself computes for each row; requests for more read the whole vocabulary.
+_STEP_LOGPROBS = 20
+# Rows that a scoring program takes at once: bounds its [rows, V] logits.
+_SCORED_ROWS = 32
+
+NOT_FINITE = "the model's logits are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
+
+
+class ModelRunner:
+    """Implements `core_types.Executor` on the devices of a mesh.
+
+    Args:
+        model_def: the model.
+        params: its parameters, in the order of `model_def.names`.
+        plan: page pools and longest sequence.
+        limits: rows and tokens of a step.
+        num_sampled_ids: ids from here on are never sampled: the tokenizer has no text for them.
+    """
+
+    def __init__(
+        self,
+        model_def: ModelDef,
+        params: Sequence[jax.Array],
+        plan: MemoryPlan,
+        limits: Limits,
+        placement: Placement,
+        backend: AttentionBackend,
+        compile_config: CompileConfig,
+        *,
+        num_sampled_ids: int,
+    ):
+        self.cache_spec = plan.cache_spec
+        self.guard = CompileGuard()
+        self._params = list(params)
+        self._placement = placement
+        self._vocab_size = model_def.vocab_size
+        self._max_model_len = plan.max_model_len
+        self._max_logprobs = min(_STEP_LOGPROBS, model_def.vocab_size)
+        self._batches = BatchBuilder(plan.cache_spec, limits.max_num_seqs, plan.max_model_len)
+        self._slots: dict[int, SlotParams] = {}
+        self._program = StepProgram(
+            model_def=model_def,
+            backend=backend,
+            placement=placement,
+            window_groups={group.window: g for g, group in enumerate(plan.cache_spec.groups)},
+            num_sampled_ids=num_sampled_ids,
+            max_logprobs=self._max_logprobs,
+        )
+        self._abstract_params = [jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding) for p in self._params]
+        self._abstract_state = self._state_shapes(model_def, plan, limits, backend)
+        buckets = bucket_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._programs = BucketPrograms(buckets, self._compile_step, self.guard, lazy=compile_config.enforce_eager)
+        self._admit = jax.jit(admit, donate_argnums=0)
+        self._count_history = jax.jit(count_history, donate_argnums=0)
+        self._logprobs_of_rows = jax.jit(self._program.logprobs_of_rows)
+        self._full_logprobs_of_rows = jax.jit(self._program.full_logprobs_of_rows)
+        self._state: StepState | None = None
+        # Donation makes the state change hands with every call: one caller at a time.
+        self._lock = threading.Lock()
+
+    def _state_shapes(self, model_def: ModelDef, plan: MemoryPlan, limits: Limits, backend: AttentionBackend) -> StepState:
+        pages = [0] * len(model_def.cache_layers)
+        for group in plan.cache_spec.groups:
+            for layer in group.layers:
+                pages[layer] = group.num_pages
+        dtype = model_def.shapes[model_def.names[0]].dtype
+        caches = tuple(
+            backend.cache_shapes(count, plan.cache_spec.page_size, model_def.num_kv_heads, model_def.head_dim, dtype) for count in pages
+        )
+        slots = SlotState.shapes(limits.max_num_seqs, model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
+
+        def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+        return StepState(place(caches, self._placement.cache), place(slots, self._placement.sharding()))
+
+    def _compile_step(self, bucket: Bucket) -> Any:
+        layout = BatchLayout(bucket, self._batches.pages_per_row)
+        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._placement.sharding())
+        step = jax.jit(functools.partial(self._program.step, layout=layout), donate_argnums=1)
+        return step.lower(self._abstract_params, self._abstract_state, packed).compile()
+
+    # ----------------------------------------------------------------------------------------------------------------- start
+
+    def warm_up(self) -> int:
+        """Compile the bucket that fits every step and allocate the state. Returns the bytes of temporaries that the compiler needs."""
+        program = self._programs.compile(self._programs.buckets[-1])
+        with self.guard.expected():
+            self._state = jax.jit(
+                lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._abstract_state),
+                out_shardings=jax.tree.map(lambda leaf: leaf.sharding, self._abstract_state),
+            )()
+            # Writing to the sink slot only: compiles the small programs without an effect.
+            self._write_slots({})
+            self._write_history(self._batches.sink_slot, [], 0)
+        analysis = program.memory_analysis() if program is not None else None
+        self.guard.armed = True
+        return int(getattr(analysis, "temp_size_in_bytes", 0))
+
+    def compile_in_background(self) -> None:
+        """Compile the other buckets while requests are served."""
+        self._programs.start_background()
+
+    def wait_until_compiled(self) -> None:
+        """Return when all buckets are ready; benchmarks start then."""
+        self._programs.wait()
+
+    @property
+    def num_compilations(self) -> int:
+        return self.guard.total
+
+    @property
+    def compile_seconds(self) -> dict[str, float]:
+        """Seconds that each bucket took to become ready."""
+        return {f"{b.num_tokens}x{b.num_rows}": seconds for b, seconds in self._programs.seconds.items()}
+
+    # ------------------------------------------------------------------------------------------------------------------ step
+
+    def execute(self, step: SchedulerOutput) -> _PendingStep:
+        """Write admitted requests into their slots, pack the batch and enqueue it. Returns before the device is done."""
+        with self._lock:
+            self._admit_rows(step)
+            order = decodes_first(step.rows)
+            rows = [step.rows[i] for i in order]
+            bucket, program = self._programs.get(step.num_tokens, len(rows))
+            packed = self._batches.pack(rows, bucket)
+            self._state, output = program(self._params, self._state, packed)
+            return _PendingStep(self, rows, order, bucket, output)
+
+    def _admit_rows(self, step: SchedulerOutput) -> None:
+        changed: dict[int, SlotParams] = {}
+        for row in step.new_rows:
+            self._batches.admit(row)
+            changed[row.slot] = SlotParams(row.sampling_params, row.prompt_len, row.seed)
+            if row.sampling_params.needs_penalties:
+                self._write_history(row.slot, row.token_ids, row.prompt_len)
+        for slot, banned in step.banned_token_ids.items():
+            request = changed.get(slot) or self._slots[slot]
+            changed[slot] = SlotParams(request.params, request.prompt_len, request.seed, tuple(banned))
+        self._slots.update(changed)
+        items = list(changed.items())
+        for start in range(0, len(items), ADMIT_ROWS):
+            self._write_slots(dict(items[start : start + ADMIT_ROWS]))
+
+    def _write_slots(self, rows: dict[int, SlotParams]) -> None:
+        assert self._state is not None
+        arrays = admitted_rows(rows, vocab_size=self._vocab_size, sink_slot=self._batches.sink_slot, max_logprobs=self._max_logprobs)
+        self._state = self._state._replace(slots=self._admit(self._state.slots, arrays))
+
+    def _write_history(self, slot: int, token_ids: Sequence[int], prompt_len: int) -> None:
+        assert self._state is not None
+        tokens = np.zeros(self._max_model_len, np.int32)
+        tokens[: len(token_ids)] = token_ids
+        counts = (np.int32(slot), tokens, np.int32(prompt_len), np.int32(len(token_ids)))
+        self._state = self._state._replace(slots=self._count_history(self._state.slots, *counts))
+
+    def shutdown(self) -> None:
+        """Stop compiling and drop the arrays."""
+        self._programs.close()
+        self._state = None
+        self._params = []
+
+    # --------------------------------------------------------------------------------------------------------------- results
+
+    def _score(self, hidden: jax.Array, rows: Sequence[int], targets: Sequence[int], count: int) -> list[TokenLogprobs]:
+        """Log-probabilities of `targets` and the `count` best ids after the hidden states `rows`, a bounded number at a time."""
+        out: list[TokenLogprobs] = []
+        whole = count < 0 or count > self._max_logprobs
+        size = _SCORED_ROWS if not whole else 1 + _SCORED_ROWS // 8
+        for start in range(0, len(rows), size):
+            part, wanted = list(rows[start : start + size]), list(targets[start : start + size])
+            padded = np.array(part + [0] * (size - len(part)), np.int32)
+            with self.guard.expected():
+                if whole:
+                    full = np.asarray(self._full_logprobs_of_rows(self._params, hidden, padded))
+                    out += [_from_full(full[i], token, count, None) for i, token in enumerate(wanted)]
+                else:
+                    ids, values, rank = self._logprobs_of_rows(
+                        self._params, hidden, padded, np.array(wanted + [0] * (size - len(part)), np.int32)
+                    )
+                    out += _from_step(np.asarray(ids), np.asarray(values), np.asarray(rank), len(part), count)
+        return out
+
+
+class _PendingStep:
+    """A step on the device; `result` waits for it."""
+
+    def __init__(self, runner: ModelRunner, rows: list[ScheduledRow], order: list[int], bucket: Bucket, output: StepOutput):
+        self._runner = runner
+        self._rows = rows
+        self._order = order
+        self._bucket = bucket
+        self._output = output
+        # Slots may get new owners before the results are read.
+        self._params = [runner._slots[row.slot] for row in rows]
+        self._known = [runner._batches.known_tokens(row.slot) for row in rows]
+        for array in output.sampled:
+            array.copy_to_host_async()
+
+    def result(self) -> StepResult:
+        sampled = self._output.sampled
+        tokens, finite = np.asarray(sampled.tokens), np.asarray(sampled.finite)
+        results = [RowResult() for _ in self._rows]
+        for i, row in enumerate(self._rows):
+            if not row.samples:
+                continue
+            if finite[i]:
+                results[self._order[i]].token_id = int(tokens[i])
+            else:
+                results[self._order[i]].error = NOT_FINITE
+        self._add_logprobs(results, tokens)
+        self._add_prompt_logprobs(results)
+        return StepResult(results, self._bucket.num_tokens)
+
+    def _add_logprobs(self, results: list[RowResult], tokens: np.ndarray) -> None:
+        runner, limit = self._runner, self._runner._max_logprobs
+        arrays: tuple[np.ndarray, ...] | None = None
+        for i, (row, request) in enumerate(zip(self._rows, self._params, strict=True)):
+            params = request.params
+            if not row.samples or results[self._order[i]].error is not None:
+                continue
+            if wants_static_logprobs(params, limit):
+                if arrays is None:
+                    sampled = self._output.sampled
+                    arrays = np.asarray(sampled.top_ids), np.asarray(sampled.top_logprobs), np.asarray(sampled.rank)
+                ids, values, rank = (array[i : i + 1] for array in arrays)
+                (results[self._order[i]].logprobs,) = _from_step(ids, values, rank, 1, params.logprobs or 0)
+            elif wants_full_logprobs(params, limit):
+                last = sum(r.num_tokens for r in self._rows[: i + 1]) - 1
+                with runner.guard.expected():
+                    rows = np.array([last], np.int32)
+                    full = np.asarray(runner._full_logprobs_of_rows(runner._params, self._output.hidden, rows))[0]
+                count = -1 if params.logprobs is None else params.logprobs
+                results[self._order[i]].logprobs = _from_full(full, int(tokens[i]), count, params.logprob_token_ids)
+
+    def _add_prompt_logprobs(self, results: list[RowResult]) -> None:
+        first = 0
+        for i, (row, request) in enumerate(zip(self._rows, self._params, strict=True)):
+            count = request.params.prompt_logprobs
+            # The hidden state at position p predicts the token at p + 1; the last one of the prompt predicts the output.
+            predicted = self._known[i][row.start + 1 : min(row.start + row.num_tokens + 1, request.prompt_len)]
+            if count is not None and predicted:
+                rows = range(first, first + len(predicted))
+                results[self._order[i]].prompt_logprobs = self._runner._score(self._output.hidden, rows, predicted, count)
+            first += row.num_tokens
+
+
+def _from_step(ids: np.ndarray, values: np.ndarray, rank: np.ndarray, rows: int, count: int) -> list[TokenLogprobs]:
+    size = 1 + count
+    return [TokenLogprobs(ids[i, :size].tolist(), values[i, :size].tolist(), int(rank[i])) for i in range(rows)]
+
+
+def _from_full(logprobs: np.ndarray, token: int, count: int, token_ids: Sequence[int] | None) -> TokenLogprobs:
+    """logprobs [V]: the token's, then those of `token_ids` where given, else of the `count` best (-1: all)."""
+    rank = int(np.sum(logprobs > logprobs[token])) + 1
+    if token_ids is not None:
+        chosen = np.asarray(token_ids, np.int64)
+    else:
+        chosen = np.argsort(-logprobs, kind="stable")
+        chosen = chosen if count < 0 else chosen[:count]
+    ids = [token, *chosen.tolist()]
+    return TokenLogprobs(ids, logprobs[ids].tolist(), rank)
