@@ -1,0 +1,226 @@
+"""Where engine and runner are put together: from a config to an engine that is ready to step."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.config import EngineConfig
+from jaxllm.core_types import CacheKind, EngineInfo
+from jaxllm.engine.core import EngineCore
+from jaxllm.engine.scheduler import Scheduler
+from jaxllm.errors import ConfigError
+from jaxllm.model_files import ModelFiles
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxllm.models.build import ModelDef
+    from jaxllm.runner.memory import Limits, MemoryPlan
+    from jaxllm.runner.mesh import Placement
+    from jaxllm.weights.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+_COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def start_engine(
+    config: EngineConfig, files: ModelFiles | None = None, num_sampled_ids: int | None = None
+) -> tuple[EngineCore, EngineInfo]:
+    """Load the model that `config` names and make an engine of it. Imports jax; takes seconds to minutes.
+
+    `files` and `num_sampled_ids` (the tokenizer's size) save the work of finding them again where the caller has them.
+
+    Raises:
+        ConfigError: options that the model or the devices cannot have.
+        ModelLoadError: a model that cannot be found, read or loaded.
+        OutOfMemoryPlanError: a memory plan that cannot fit; raised before anything is allocated.
+    """
+    phases = _Phases()
+    with phases("resolve"):
+        if files is None:
+            from jaxllm.weights.download import resolve_model
+
+            files = resolve_model(config.model)
+        if num_sampled_ids is None:
+            from jaxllm.text.tokenizer import load_tokenizer
+
+            num_sampled_ids = load_tokenizer(files).vocab_size
+    with phases("jax"):
+        import jax
+
+        from jaxllm.ops.attention import choose_backend
+        from jaxllm.runner.compile import enable_persistent_cache
+        from jaxllm.runner.mesh import Placement, make_mesh
+
+        enable_persistent_cache(config.compile)
+        placement = Placement(make_mesh(config.parallel.tensor_parallel_size))
+        platform = placement.mesh.devices.flat[0].platform
+        backend = choose_backend(platform)
+    with phases("plan"):
+        from jaxllm.runner.memory import plan_memory
+
+        checkpoint = _open_checkpoint(config, files)
+        dtype = _compute_dtype(config, files, checkpoint, platform)
+        model_def = _define(files, dtype, config, config.model.max_model_len)
+        limits = _limits(config, platform)
+        plan = plan_memory(model_def, backend, placement, config.cache, limits, max_model_len=config.model.max_model_len)
+        if plan.max_model_len != (config.model.max_model_len or model_def.max_model_len):
+            # Rope scalings may depend on the longest sequence.
+            model_def = _define(files, dtype, config, plan.max_model_len)
+        logger.info(
+            "%s, %s, %s on %d %s device(s); %s", files.name, model_def.architecture, dtype, placement.mesh.size, platform, plan.table()
+        )
+    with phases("load"):
+        params = _load(model_def, checkpoint, placement, config.model.seed)
+        jax.block_until_ready(params)
+    with phases("compile"):
+        runner = _runner(config, model_def, params, plan, limits, placement, backend, num_sampled_ids)
+    scheduler = Scheduler(
+        plan.cache_spec,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        policy=config.scheduler.scheduling_policy,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        seed=config.model.seed,
+    )
+    info = EngineInfo(
+        max_model_len=plan.max_model_len,
+        vocab_size=model_def.vocab_size,
+        page_size=limits.page_size,
+        num_pages=_num_pages(plan),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        dtype=dtype,
+        platform=platform,
+        startup_seconds=phases.seconds,
+    )
+    logger.info("engine ready: %s", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.seconds.items()))
+    return EngineCore(scheduler, runner, async_scheduling=config.scheduler.async_scheduling), info
+
+
+class _Phases:
+    """Seconds that each phase of the start took, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+def _open_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint | None:
+    """The weights' headers; None where they are made up."""
+    if config.model.load_format == "dummy":
+        return None
+    if files.kind == "gguf":
+        from jaxllm.weights.gguf import open_gguf
+
+        return open_gguf(files.path)
+    from jaxllm.weights.hf import open_checkpoint
+
+    return open_checkpoint(files.path)
+
+
+def _compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoint | None, platform: str) -> str:
+    """The dtype asked for; for "auto" the checkpoint's, or for GGUF files the one that the platform is best at."""
+    from jaxllm.models.registry import find_family
+
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    if files.kind == "gguf":
+        return "float32" if platform == "cpu" else "bfloat16"
+    stored = _stored_dtype(files.config, checkpoint)
+    if stored == "float16" and not find_family(files.config).float16:
+        logger.warning("the checkpoint is float16, whose range this model's activations exceed: computing in bfloat16")
+        return "bfloat16"
+    return stored if stored in _COMPUTE_DTYPES else "float32"
+
+
+def _stored_dtype(hf_config: Mapping[str, Any], checkpoint: Checkpoint | None) -> str:
+    """What the config says, or else the dtype of the first tensor."""
+    text_config = hf_config.get("text_config") or {}
+    for source in (text_config, hf_config):
+        named = source.get("dtype") or source.get("torch_dtype")
+        if named and named != "auto":
+            return str(named).removeprefix("torch.")
+    name = next(iter(checkpoint.names()), None) if checkpoint is not None else None
+    return str(checkpoint.dtype(name)) if checkpoint is not None and name is not None else "float32"
+
+
+def _define(files: ModelFiles, dtype: str, config: EngineConfig, max_model_len: int | None) -> ModelDef:
+    from jaxllm.models.build import define_model
+
+    tp = config.parallel.tensor_parallel_size
+    model_def = define_model(files.config, dtype=dtype, tensor_parallel_size=tp, max_model_len=max_model_len)
+    if max_model_len is not None and max_model_len > model_def.max_model_len:
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the {model_def.max_model_len} positions that the model is made for; lower it, or say "
+            f"otherwise with hf_overrides (max_position_embeddings, rope_scaling)"
+        )
+    return model_def
+
+
+def _limits(config: EngineConfig, platform: str) -> Limits:
+    """Sizes of a step. A CPU step of many tokens takes seconds, in which nobody else gets a token; accelerators want large ones."""
+    from jaxllm.runner.memory import Limits
+
+    on_cpu = platform == "cpu"
+    return Limits(
+        max_num_seqs=config.scheduler.max_num_seqs or (64 if on_cpu else 256),
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or (512 if on_cpu else 2048),
+        page_size=config.cache.block_size or 16,
+    )
+
+
+def _load(model_def: ModelDef, checkpoint: Checkpoint | None, placement: Placement, seed: int) -> list[jax.Array]:
+    from jaxllm.weights.dummy import dummy_params
+    from jaxllm.weights.rules import load_params
+
+    def place(name: str, array: Any) -> jax.Array:
+        return placement.put(array, model_def.axes[name])
+
+    if checkpoint is None:
+        return dummy_params(model_def, place, seed)
+    return load_params(model_def, checkpoint, place)
+
+
+def _runner(
+    config: EngineConfig,
+    model_def: ModelDef,
+    params: list[jax.Array],
+    plan: MemoryPlan,
+    limits: Limits,
+    placement: Placement,
+    backend: Any,
+    num_sampled_ids: int,
+) -> Any:
+    """A runner that can serve; its other buckets go on compiling in the background."""
+    from jaxllm.runner.model_runner import ModelRunner
+
+    runner = ModelRunner(model_def, params, plan, limits, placement, backend, config.compile, num_sampled_ids=num_sampled_ids)
+    temporaries = runner.warm_up()
+    if temporaries > plan.temporaries:
+        logger.warning(
+            "compiled steps need %.1f MiB of temporaries, the memory plan reckoned with %.1f MiB; lower gpu_memory_utilization if "
+            "memory runs out",
+            temporaries / 2**20,
+            plan.temporaries / 2**20,
+        )
+    runner.compile_in_background()
+    return runner
+
+
+def _num_pages(plan: MemoryPlan) -> int:
+    """Pages of the pool that bounds how much fits: full attention's, or the smallest where there is none."""
+    full = [group.num_pages for group in plan.cache_spec.groups if group.kind is CacheKind.FULL]
+    return min(full or [group.num_pages for group in plan.cache_spec.groups])

@@ -1,0 +1,373 @@
+"""The batch API: `LLM`, with vLLM's names and signatures, over an engine in this process."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from jaxllm.config import EngineConfig
+from jaxllm.core_types import EngineInfo
+from jaxllm.engine.beam_search import BeamSearch
+from jaxllm.engine.client import InprocClient
+from jaxllm.engine.front import Front, load_text_side
+from jaxllm.engine.input_processor import ProcessedRequest, Prompt
+from jaxllm.engine.output_processor import RequestState
+from jaxllm.errors import EngineDeadError, InvalidRequestError, NotSupportedError, RequestFailedError
+from jaxllm.launch import start_engine
+from jaxllm.outputs import BeamSearchOutput, RequestOutput
+from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+
+ChatMessages = Sequence[Mapping[str, Any]]
+Progress = bool | Callable[..., tqdm]
+
+
+class LLM:
+    """A model to generate with, in this process.
+
+    Args:
+        model: Hugging Face directory, hub id or .gguf file; None is the embedded default model.
+        options: every option of `EngineConfig`, by vLLM's names.
+
+    Close it with `close()`, `with LLM(...) as llm:`, or by letting go of it.
+
+    Raises:
+        ConfigError: an option that is unknown, not offered, or out of its range.
+        ModelLoadError: the model cannot be loaded.
+        OutOfMemoryPlanError: the model does not fit the device's memory as configured.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any):
+        self._client: InprocClient | None = None
+        self._start(EngineConfig.from_options(model=model, **options))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Self:
+        """An LLM from a complete config."""
+        llm = cls.__new__(cls)
+        llm._client = None
+        llm._start(config)
+        return llm
+
+    def _start(self, config: EngineConfig) -> None:
+        from jaxllm.weights.download import resolve_model
+
+        files = resolve_model(config.model)
+        tokenizer, defaults = load_text_side(config.model, files)
+        core, info = start_engine(config, files, tokenizer.vocab_size)
+        self.config = config
+        self.info: EngineInfo = info
+        self._client = InprocClient(core, info)
+        self._front = Front(config, tokenizer, defaults, info)
+        self._ids = map(str, itertools.count())
+        self._lock = threading.RLock()
+        atexit.register(_close_if_alive, weakref.ref(self))
+
+    # ------------------------------------------------------------------------------------------------- generating
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt. Outputs are in the order of the prompts.
+
+        Args:
+            prompts: one prompt or several; text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
+            sampling_params: for all, or one for each prompt; None takes the model's defaults.
+            use_tqdm: show a progress bar, or a callable that makes one.
+            priority: one for each prompt, lower first; needs scheduling_policy="priority".
+
+        Raises:
+            InvalidRequestError: a prompt or parameter that cannot be served; nothing was generated then.
+        """
+        _refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
+        return self._generate(_prompt_list(prompts), sampling_params, use_tqdm, priority, add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: Progress = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template (or `chat_template`). Outputs keep their order.
+
+        Args:
+            messages: a list of {"role", "content"} messages, or a list of such lists.
+            add_generation_prompt: open the assistant's turn.
+            continue_final_message: go on with the last message instead; needs add_generation_prompt=False.
+            tools: JSON descriptions that the template shows to the model.
+            chat_template_kwargs: further variables for the template.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, or a parameter cannot be served.
+        """
+        _refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message goes on with the last message, so it cannot be set with add_generation_prompt; "
+                "set add_generation_prompt=False",
+                param="continue_final_message",
+            )
+        prompts = [
+            self._front.tokenizer.apply_chat_template(
+                conversation,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                content_format=chat_template_content_format,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in _conversations(messages)
+        ]
+        return self._generate(prompts, sampling_params, use_tqdm, priority, add_special_tokens=False)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: Progress = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` most likely continuations of each prompt, best first.
+
+        A sequence scores its cumulative log-probability over length ** length_penalty. `concurrency_limit` bounds the prompts searched
+        at once. Equal beginnings of beams are computed once, through the prefix cache.
+
+        Raises:
+            InvalidRequestError: a prompt that cannot be served, or a beam so wide that 2 * beam_width exceeds max_logprobs.
+        """
+        _refuse(lora_request=lora_request)
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise InvalidRequestError(f"concurrency_limit must be at least 1, got {concurrency_limit}", param="concurrency_limit")
+        single = SamplingParams(
+            temperature=params.temperature, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False, ignore_eos=True
+        )
+        searches = []
+        for prompt in _prompt_list(prompts):
+            request = self._front.input.process(next(self._ids), prompt, single)
+            searches.append(
+                BeamSearch(
+                    request.prompt_token_ids,
+                    params,
+                    eos_token_ids=self._front.defaults.eos_token_ids,
+                    max_model_len=self.info.max_model_len,
+                )
+            )
+        group = concurrency_limit or max(1, len(searches))
+        with _bar(use_tqdm, len(searches), "Searched prompts") as bar:
+            for start in range(0, len(searches), group):
+                self._search(searches[start : start + group], single, bar)
+        return [self._decoded(search) for search in searches]
+
+    def _search(self, searches: list[BeamSearch], single: SamplingParams, bar: tqdm) -> None:
+        """Run searches together to their end, all live beams of all of them in one batch a token."""
+        live = searches
+        while live:
+            prompts: list[Prompt] = [beam.tokens for search in live for beam in search.live]
+            outputs = iter(self._generate(prompts, single, False, None, add_special_tokens=False))
+            for search in live:
+                search.expand([_only_logprobs(next(outputs)) for _ in search.live])
+            still_live = [search for search in live if search.live]
+            bar.update(len(live) - len(still_live))
+            live = still_live
+
+    def _decoded(self, search: BeamSearch) -> BeamSearchOutput:
+        sequences = search.result()
+        for sequence in sequences:
+            sequence.text = self._front.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+        return BeamSearchOutput(sequences)
+
+    # ------------------------------------------------------------------------------------------------- the loop
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: Progress,
+        priority: Sequence[int] | None,
+        *,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        _same_length("sampling_params", each, prompts)
+        priorities = [0] * len(prompts) if priority is None else list(priority)
+        _same_length("priority", priorities, prompts)
+        requests = [
+            self._front.input.process(next(self._ids), prompt, _final_only(one), priority=level, add_special_tokens=add_special_tokens)
+            for prompt, one, level in zip(prompts, each, priorities, strict=True)
+        ]
+        with self._lock, _bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0)) as bar:
+            return self._run(requests, bar)
+
+    def _run(self, requests: list[ProcessedRequest], bar: tqdm) -> list[RequestOutput]:
+        """Step the engine until every request is finished; whatever interrupts it leaves nothing running."""
+        client, output = self._open_client(), self._front.output
+        waiting, done = deque(requests), dict[str, RequestOutput]()
+        num_prompt_tokens = num_output_tokens = 0
+        try:
+            while len(done) < len(requests):
+                self._admit(waiting)
+                progress = output.process(client.step().outputs)
+                client.abort_requests(progress.aborts)
+                for state in progress.updated:
+                    if not state.finished:
+                        continue
+                    done[state.request_id] = _final_output(state)
+                    num_prompt_tokens += len(state.prompt_token_ids)
+                    num_output_tokens += state.num_generated_tokens
+                    bar.set_postfix_str(_speed(num_prompt_tokens, num_output_tokens, bar.format_dict["elapsed"]), refresh=False)
+                    bar.update()
+        finally:
+            for request in requests:
+                _, engine_ids = output.abort(request.request_id)
+                client.abort_requests(engine_ids)
+            self._settle()
+        return [done[request.request_id] for request in requests]
+
+    def _admit(self, waiting: deque[ProcessedRequest]) -> None:
+        """Hand over as many requests as the engine's queue takes; the others wait here."""
+        client, output = self._open_client(), self._front.output
+        bound = self.config.scheduler.max_num_queued_reqs
+        while waiting:
+            room = None if bound is None else bound + self.info.max_num_seqs - output.num_open_sequences
+            if room is not None and len(waiting[0].children) > room and len(output):
+                return
+            request = waiting.popleft()
+            output.add(request)
+            for child in request.children:
+                client.add_request(child)
+
+    def _settle(self) -> None:
+        """Let steps in flight end, so that no page stays in use by requests that are over."""
+        client = self._open_client()
+        while client.has_work:
+            client.step()
+
+    # ------------------------------------------------------------------------------------------------- the rest
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer, as a transformers PreTrainedTokenizerFast."""
+        return self._front.tokenizer.hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses where no parameters are given: the model's generation config under its override."""
+        return SamplingParams(**self._front.defaults.sampling)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False where pages are in use, and nothing was done."""
+        return self._open_client().reset_prefix_cache()
+
+    def close(self) -> None:
+        """Free the device's memory. Called again, does nothing."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.shutdown()
+
+    def _open_client(self) -> InprocClient:
+        if self._client is None:
+            raise EngineDeadError("this LLM is closed")
+        return self._client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_client", None) is not None:
+            self.close()
+
+
+def _close_if_alive(reference: weakref.ref[LLM]) -> None:
+    llm = reference()
+    if llm is not None:
+        llm.close()
+
+
+def _refuse(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotSupportedError(f"{name} is not supported yet; leave it out", param=name)
+
+
+def _prompt_list(prompts: Any) -> Sequence[Prompt]:
+    """`prompts` as a list of prompts: a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise InvalidRequestError(
+            f"prompts must be text, token ids, a dict with prompt or prompt_token_ids, or a list of these; got {type(prompts).__name__}",
+            param="prompts",
+        )
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]
+    return prompts
+
+
+def _conversations(messages: Any) -> Sequence[ChatMessages]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequestError(
+            f"messages must be a list of messages, or a list of such lists; got {type(messages).__name__}", param="messages"
+        )
+    return [messages] if messages and isinstance(messages[0], Mapping) else messages
+
+
+def _same_length(name: str, values: Sequence[Any], prompts: Sequence[Any]) -> None:
+    if len(values) != len(prompts):
+        raise InvalidRequestError(f"{name} has {len(values)} entries for {len(prompts)} prompts; give one for each", param=name)
+
+
+def _final_only(params: Any) -> Any:
+    """`params` asking for the finished output only; anything else is refused where it is checked."""
+    return params.clone(output_kind=RequestOutputKind.FINAL_ONLY) if isinstance(params, SamplingParams) else params
+
+
+def _only_logprobs(output: RequestOutput) -> Mapping[int, Any]:
+    logprobs = output.outputs[0].logprobs
+    if not logprobs:
+        raise RequestFailedError(f"a beam ended with {output.outputs[0].finish_reason!r} and no log-probabilities")
+    return logprobs[0]
+
+
+def _final_output(state: RequestState) -> RequestOutput:
+    output = state.take()
+    assert output is not None
+    return output
+
+
+def _speed(num_prompt_tokens: int, num_output_tokens: int, seconds: float) -> str:
+    seconds = seconds or 1.0
+    return f"est. speed input: {num_prompt_tokens / seconds:.2f} toks/s, output: {num_output_tokens / seconds:.2f} toks/s"
+
+
+def _bar(use_tqdm: Progress, total: int, desc: str, **options: Any) -> tqdm:
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc=desc, dynamic_ncols=True, disable=not use_tqdm, **options)
