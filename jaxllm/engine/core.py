@@ -49,7 +49,16 @@ class EngineCore:
         except Exception as error:
             if not isinstance(error, (InvalidRequestError, QueueFullError)):
                 logger.exception("request %s could not be added", request.request_id)
-            self._refusals.append(refusal(request.request_id, error))
+            self.refuse(request.request_id, error)
+
+    def refuse(self, request_id: str, error: Exception) -> None:
+        """End a request that was not accepted: the error is its only output, delivered with the next step."""
+        if isinstance(error, QueueFullError):
+            kind = ErrorKind.QUEUE_FULL
+        else:
+            kind = ErrorKind.INVALID if isinstance(error, InvalidRequestError) else ErrorKind.FAILED
+        output = EngineOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=str(error), error_kind=kind)
+        self._refusals.append(output)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests now; each gets a last output with reason abort. Ids that are not open are ignored."""
@@ -120,15 +129,3 @@ class EngineCore:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def error_kind(error: Exception) -> ErrorKind:
-    """The kind that stands for an exception in an `EngineOutput`."""
-    if isinstance(error, QueueFullError):
-        return ErrorKind.QUEUE_FULL
-    return ErrorKind.INVALID if isinstance(error, InvalidRequestError) else ErrorKind.FAILED
-
-
-def refusal(request_id: str, error: Exception) -> EngineOutput:
-    """The only output of a request that was not accepted."""
-    return EngineOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=str(error), error_kind=error_kind(error))

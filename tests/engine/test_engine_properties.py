@@ -96,7 +96,7 @@ def test_random_traffic_gives_every_request_its_own_tokens(seed: int) -> None:
     )
     scheduler, collected, requests, aborted = core.scheduler, Collected(), {}, set()
 
-    for step in range(20_000):
+    for _ in range(20_000):
         while len(requests) < 30 and rng.random() < 0.25:
             request = world.request(len(requests))
             requests[request.request_id] = request

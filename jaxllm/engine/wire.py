@@ -1,0 +1,126 @@
+"""What crosses between the front and the engine process: frames of a kind and msgpack."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jaxllm import errors
+from jaxllm.core_types import EngineInfo, EngineOutputs, EngineRequest
+from jaxllm.errors import EngineDeadError, JaxllmError
+
+
+class ToEngine(bytes, enum.Enum):
+    """First frame of a message to the engine; the other frames are its arguments."""
+
+    HELLO = b"hello"  # the first message: both sockets are connected once it has been answered
+    ADD = b"add"  # EngineRequest, one frame each
+    ABORT = b"abort"  # list of request ids
+    CALL = b"call"  # Call
+    STOP = b"stop"
+
+
+class FromEngine(bytes, enum.Enum):
+    """First frame of a message from the engine."""
+
+    READY = b"ready"  # EngineInfo
+    FAILED = b"failed"  # Failure: the engine could not start, or had to stop
+    OUTPUTS = b"outputs"  # EngineOutputs of one step
+    REPLY = b"reply"  # Reply to a Call
+
+
+class StartMessage(msgspec.Struct, kw_only=True):
+    """What the child reads from its standard input before anything else. The pipe then stays open as long as the parent lives."""
+
+    factory: str
+    config: str
+    sys_path: list[str]
+    socket_dir: str
+    to_engine: str
+    from_engine: str
+
+
+class Call(msgspec.Struct, array_like=True):
+    """A method of the core to be run between two steps."""
+
+    call_id: int
+    name: str
+
+
+class Reply(msgspec.Struct, array_like=True):
+    call_id: int
+    value: Any
+    error: str | None = None
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """An exception as one line: the name of its jaxllm type (or empty) and the message."""
+
+    kind: str
+    message: str
+
+
+class _RequestName(msgspec.Struct):
+    request_id: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(EngineRequest)
+_name_decoder = msgspec.msgpack.Decoder(_RequestName)
+_ids_decoder = msgspec.msgpack.Decoder(list[str])
+_outputs_decoder = msgspec.msgpack.Decoder(EngineOutputs)
+
+encode = _encoder.encode
+
+
+def encode_requests(requests: Sequence[EngineRequest]) -> list[bytes]:
+    return [ToEngine.ADD, *map(_encoder.encode, requests)]
+
+
+def decode_request(frame: bytes) -> EngineRequest:
+    """Raises msgspec.ValidationError where a field is wrong."""
+    return _request_decoder.decode(frame)
+
+
+def decode_request_id(frame: bytes) -> str:
+    """The id alone, of a request that could not be decoded."""
+    return _name_decoder.decode(frame).request_id
+
+
+def decode_ids(frame: bytes) -> list[str]:
+    return _ids_decoder.decode(frame)
+
+
+def decode_call(frame: bytes) -> Call:
+    return msgspec.msgpack.decode(frame, type=Call)
+
+
+def decode_outputs(frame: bytes) -> EngineOutputs:
+    return _outputs_decoder.decode(frame)
+
+
+def decode_info(frame: bytes) -> EngineInfo:
+    return msgspec.msgpack.decode(frame, type=EngineInfo)
+
+
+def decode_reply(frame: bytes) -> Reply:
+    return msgspec.msgpack.decode(frame, type=Reply)
+
+
+def encode_failure(error: BaseException) -> bytes:
+    """Only the root cause: our own errors explain themselves, others are followed to where they come from."""
+    if isinstance(error, JaxllmError):
+        return _encoder.encode(Failure(type(error).__name__, str(error)))
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _encoder.encode(Failure("", f"{type(error).__name__}: {error}"))
+
+
+def decode_failure(frame: bytes) -> JaxllmError:
+    """The failure as the exception that the front raises."""
+    failure = msgspec.msgpack.decode(frame, type=Failure)
+    kind = getattr(errors, failure.kind, EngineDeadError) if failure.kind else EngineDeadError
+    return kind(failure.message)
