@@ -36,15 +36,38 @@ NOT_OFFERED = {
     "tool_call_parser": "tool calls are not parsed yet",
     "enable_auto_tool_choice": "tool calls are not parsed yet",
     "reasoning_parser": "reasoning is not parsed yet",
+    "structured_outputs_config": "structured outputs are not supported yet",
+    "lora_modules": "LoRA adapters are not supported yet",
+    "tokenizer_mode": "the tokenizer is read as the model brings it",
+    "skip_tokenizer_init": "prompts may be token ids, but the tokenizer is always loaded",
+    "runner": "only generation is supported yet",
+    "enable_expert_parallel": "mixture-of-experts models are not supported yet",
+    "distributed_executor_backend": "one process drives all devices of a host",
+    "nnodes": "serving over several hosts is not supported yet",
+    "enable_chunked_prefill": "long prompts are always cut into chunks of max_num_batched_tokens",
+    "enable_sleep_mode": "weights and caches stay on the device",
+    "kv_transfer_config": "caches are not transferred between servers",
+    "limit_mm_per_prompt": "only text models are supported yet",
+    "compilation_config": "XLA compiles every step; see enforce_eager and compilation_cache_dir",
+    "otlp_traces_endpoint": "traces are not exported; /metrics serves Prometheus",
 }
-# Values of these that ask for nothing, beside None and False: they are what happens anyway, so a vLLM script may keep them.
-_ASKS_NOTHING: dict[str, Any] = {
+# What these may be set to, since it is what happens anyway, so that a vLLM script may keep it; None for all, and False for the others.
+_HAPPENS_ANYWAY: dict[str, Any] = {
+    "tokenizer_mode": "auto",
+    "runner": "auto",
+    "enable_chunked_prefill": True,
+    "nnodes": 1,
     "kv_cache_dtype": "auto",
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
     "swap_space": 0,
     "cpu_offload_gb": 0,
 }
+
+
+def happens_anyway(name: str, value: Any) -> bool:
+    """Whether an option that is not offered is set to what is done without it."""
+    return value is None or value == _HAPPENS_ANYWAY.get(name, False)
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -175,7 +198,7 @@ class EngineConfig:
             if name in known:
                 chosen[known[name]][name] = value
             elif name in NOT_OFFERED:
-                if value not in (None, False, _ASKS_NOTHING.get(name)):
+                if not happens_anyway(name, value):
                     raise ConfigError(f"{name}={value!r}: {NOT_OFFERED[name]}")
             else:
                 near = difflib.get_close_matches(name, known, n=1)

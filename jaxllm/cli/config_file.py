@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.cli.options import Option, field_name
+from jaxllm.config import happens_anyway
 from jaxllm.errors import ConfigError
 
 
@@ -32,6 +33,8 @@ def read_config_file(path: str, options: Mapping[str, Option], not_offered: Mapp
         negated = options.get(name.removeprefix("no_")) if name.startswith("no_") else None
         if option is None and negated is not None and negated.kind == "bool":
             option, value = negated, not negated.from_yaml(value, source=source)
+        if option is None and name in not_offered and happens_anyway(name, value):
+            continue
         if option is None:
             raise ConfigError(f"{source}: {_why_not(name, options, not_offered)}")
         if option.name in values:

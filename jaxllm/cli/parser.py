@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from jaxllm.cli.config_file import read_config_file
 from jaxllm.cli.options import Option, field_name, flag_name, options_of
-from jaxllm.config import NOT_OFFERED
+from jaxllm.config import NOT_OFFERED, happens_anyway
 from jaxllm.errors import ConfigError
 
 
@@ -102,11 +102,15 @@ class CommandParser:
         return words
 
     def _take_rest(self, rest: Sequence[str], given: dict[str, Any]) -> None:
-        """What argparse did not recognise: the model as a bare word, or an error."""
-        for word in rest:
+        """What argparse did not recognise: the model as a bare word, a flag that changes nothing, or an error."""
+        words, source = [], list(rest)
+        while source:
+            word = source.pop(0)
             if word.startswith("-") and word != "--":
-                raise ConfigError(self._unknown(word.partition("=")[0]))
-        words = [word for word in rest if word != "--"]
+                if not self._changes_nothing(word, source):
+                    raise ConfigError(self._unknown(word.partition("=")[0]))
+            elif word != "--":
+                words.append(word)
         if words and not self.positional_model:
             raise ConfigError(f"unexpected argument {words[0]!r}; flags start with --")
         if len(words) > 1 or (words and "model" in given):
@@ -114,6 +118,25 @@ class CommandParser:
             raise ConfigError(f"one model at a time, got {', '.join(map(repr, models))}")
         if words:
             given["model"] = words[0]
+
+    def _changes_nothing(self, word: str, following: list[str]) -> bool:
+        """Whether a flag that is not offered asks for what is done anyway; takes its value out of the words that follow."""
+        flag, equals, text = word.partition("=")
+        name = field_name(flag)
+        if not self.options or not flag.startswith("--"):
+            return False
+        if name.removeprefix("no_") in NOT_OFFERED and name not in NOT_OFFERED:
+            return happens_anyway(name.removeprefix("no_"), False)
+        if name not in NOT_OFFERED:
+            return False
+        if happens_anyway(name, True):
+            return not equals
+        value = text if equals else (following[0] if following and not following[0].startswith("-") else None)
+        if value is None or not happens_anyway(name, int(value) if value.isdecimal() else value):
+            return False
+        if not equals:
+            following.pop(0)
+        return True
 
     def _unknown(self, flag: str) -> str:
         name = field_name(flag)

@@ -109,9 +109,34 @@ def test_flags_are_not_abbreviated():
 
 @pytest.mark.parametrize("name", sorted(NOT_OFFERED))
 def test_what_is_not_offered_is_refused_with_the_reason(name: str):
+    flag = "--" + name.replace("_", "-")
     with pytest.raises(ConfigError) as error:
-        parse("--" + name.replace("_", "-"), "x")
+        # The one boolean that is on anyway is refused when it is turned off.
+        parse(*(["--no-enable-chunked-prefill"] if name == "enable_chunked_prefill" else [flag, "x"]))
     assert NOT_OFFERED[name] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--enable-chunked-prefill"],
+        ["--no-enable-lora"],
+        ["--no-trust-remote-code"],
+        ["--pipeline-parallel-size", "1"],
+        ["--data_parallel_size=1"],
+        ["--kv-cache-dtype", "auto"],
+    ],
+)
+def test_asking_for_what_is_done_anyway_is_fine(argv: list[str]):
+    assert parse(*argv, "MODEL", "--seed", "1").options == {"model": "MODEL", "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "argv", [["--pipeline-parallel-size", "2"], ["--pipeline-parallel-size"], ["--kv-cache-dtype=fp8"], ["--enable-lora"]]
+)
+def test_asking_for_something_else_is_refused(argv: list[str]):
+    with pytest.raises(ConfigError, match=r"is not offered"):
+        parse(*argv)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +191,7 @@ def test_a_model_on_the_command_line_wins_over_the_file(tmp_path: Path):
         ("gpu-memory-utilization: 1", {"gpu_memory_utilization": 1.0}),
         ("tags: [a, 2]", {"tags": ("a", "2")}),
         ("tags: a", {"tags": ("a",)}),
+        ("pipeline-parallel-size: 1\nenable-lora: false", {}),
         ("max-model-len:", {}),
     ],
 )
@@ -178,6 +204,7 @@ def test_yaml_values(tmp_path: Path, text: str, options: dict[str, object]):
     [
         ("max-modl-len: 1", "did you mean max-model-len"),
         ("quantization: awq", "not offered"),
+        ("pipeline-parallel-size: 2", "not offered"),
         ("seed: 1\nseed: 2", "twice: seed"),
         ("seed: 1\n--seed: 2", "given twice"),
         ("enable-prefix-caching: true\nno-enable-prefix-caching: true", "given twice"),
