@@ -75,7 +75,7 @@ def read_rope(
     if values.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ModelLoadError("config.json: partial_rotary_factor other than 1 is not supported for this architecture")
     unknown = values.keys() - _KINDS[kind].keys
-    if unknown and kind != "default":
+    if unknown:
         raise ModelLoadError(f"config.json: rope type {kind!r} does not know {', '.join(sorted(unknown))}")
     original = config.get(_ORIGINAL, values.get(_ORIGINAL, max_positions))
     return RopeParameters(kind, float(theta), values, max_positions, int(original))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,3 +57,22 @@ def test_replicated_kv_heads_do_not_change_the_mathematics(name: str, shards: in
     model, params = load(case.write(tmp_path), case, tensor_parallel_size=shards)
     assert model.num_kv_heads % shards == 0
     check(case, model, params)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mistral_window", {"sliding_window": 15}),
+        ("mistral_window", {"sliding_window": 17}),
+        ("mistral_window", {"sliding_window": None}),
+        ("qwen2_types_full", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("gemma3", {"rope_local_base_freq": 12000.0}),
+        ("gemma3", {"query_pre_attn_scalar": 17}),
+        ("llama_rope_yarn_magnitude", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
+    ],
+)
+def test_golden_outputs_notice_a_small_change_of_the_mathematics(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+    case = CASES[name]
+    changed = replace(case, config=case.config | change)
+    with pytest.raises(AssertionError):
+        check(case, *load(changed.write(tmp_path), changed))
