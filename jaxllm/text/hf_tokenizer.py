@@ -1,7 +1,12 @@
-"""Tokenizer of a directory in the Hugging Face layout: tokenizer.json as it is; transformers is imported only where there is none."""
+"""Tokenizer of a directory in the Hugging Face layout.
+
+tokenizer.json is taken as it is, as transformers does since version 5 (add_bos_token and add_eos_token of tokenizer_config.json do not
+count then). transformers is imported only for older layouts without one.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +32,6 @@ def parts_from_directory(path: Path) -> TokenizerParts:
     if (path / "tokenizer.json").is_file():
         backend = _from_json(path / "tokenizer.json")
         _add_configured_tokens(backend, config, special)
-        _set_template_tokens(backend, config, special)
     else:
         backend, special = _through_transformers(path)
     return TokenizerParts(
@@ -48,7 +52,7 @@ def _from_json(path: Path) -> Backend:
 
 
 def _add_configured_tokens(backend: Backend, config: dict[str, Any], special: dict[str, str]) -> None:
-    """Tokens that tokenizer_config.json knows and tokenizer.json does not, at the ids that it names; and special roles' tokens."""
+    """Tokens that tokenizer_config.json knows and tokenizer.json does not, at the ids that it names; and mark those of special roles."""
     from tokenizers import AddedToken
 
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -65,25 +69,9 @@ def _add_configured_tokens(backend: Backend, config: dict[str, Any], special: di
                 "the two files belong to different models"
             )
         present.add(content)
-    missing = [text for text in special.values() if text not in present and backend.token_to_id(text) is not None]
-    backend.add_special_tokens(list(dict.fromkeys(missing)))
-
-
-def _set_template_tokens(backend: Backend, config: dict[str, Any], special: dict[str, str]) -> None:
-    """Where the config says outright whether texts begin with BOS and end with EOS, that holds against tokenizer.json."""
-    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
-        return
-    from tokenizers import processors
-
-    roles = {"bos_token": bool(config.get("add_bos_token")), "eos_token": bool(config.get("add_eos_token"))}
-    tokens = {role: special[role] for role, wanted in roles.items() if wanted and role in special}
-    before = [f"{tokens['bos_token']}:0"] if "bos_token" in tokens else []
-    after = [f"{tokens['eos_token']}:0"] if "eos_token" in tokens else []
-    pairs = [(text, backend.token_to_id(text)) for text in tokens.values()]
-    if pairs:
-        backend.post_processor = processors.TemplateProcessing(single=[*before, "$A:0", *after], special_tokens=pairs)
-    elif backend.num_special_tokens_to_add(False):
-        backend.post_processor = processors.TemplateProcessing(single=["$A:0"], special_tokens=[])
+    named = [*special.values(), *_token_list(config.get("additional_special_tokens")), *_token_list(config.get("extra_special_tokens"))]
+    unmarked = [text for text in named if text not in present and backend.token_to_id(text) is not None]
+    backend.add_special_tokens(list(dict.fromkeys(unmarked)))
 
 
 def _through_transformers(path: Path) -> tuple[Backend, dict[str, str]]:
@@ -100,9 +88,11 @@ def _through_transformers(path: Path) -> tuple[Backend, dict[str, str]]:
         backend = tokenizer.backend_tokenizer
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        missing = [name for name in ("sentencepiece", "tiktoken") if importlib.util.find_spec(name) is None]
+        advice = f"installing {' or '.join(missing)} may help, " if missing else ""
         raise ModelLoadError(
-            f"the tokenizer in {path} has no tokenizer.json, and transformers cannot convert its files: {reason}; "
-            "packages sentencepiece, protobuf or tiktoken may help, a tokenizer.json does"
+            f"the tokenizer in {path} has no tokenizer.json, and transformers cannot convert its files ({reason}); "
+            f"{advice}a tokenizer.json in that directory does"
         ) from error
     special = {role: str(text) for role in _ROLES if (text := getattr(tokenizer, role, None))}
     return backend, special
@@ -124,6 +114,12 @@ def _chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
     if (path / "chat_template.jinja").is_file():
         templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
     return templates
+
+
+def _token_list(value: Any) -> list[str]:
+    """Tokens given as a list, or as an object from names to tokens."""
+    entries = value.values() if isinstance(value, dict) else value or ()
+    return [text for entry in entries if isinstance(text := _token_text(entry), str)]
 
 
 def _token_text(value: Any) -> str | None:
