@@ -258,3 +258,23 @@ def test_the_reader_agrees_with_the_gguf_package(tmp_path):
         mine = ours.tensors[tensor.name]
         assert (mine.offset, mine.type_id) == (tensor.data_offset, tensor.tensor_type)
         assert mine.shape == tuple(reversed([int(size) for size in tensor.shape]))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_loads_alike_from_either_format(tmp_path, architecture):
+    from safetensors.numpy import save_file
+
+    from jaxllm.models.build import define_model
+    from jaxllm.weights.hf import open_checkpoint
+    from jaxllm.weights.rules import load_params
+
+    tensors = hf_tensors(architecture)
+    save_file(tensors, tmp_path / "model.safetensors")
+    path = write_gguf(tmp_path / "m.gguf", architecture, tensors)
+    model = define_model(config_of(path), dtype="float32", tensor_parallel_size=1)
+
+    from_gguf = load_params(model, open_gguf(path), lambda name, array: array)
+    from_safetensors = load_params(model, open_checkpoint(tmp_path), lambda name, array: array)
+
+    for name, one, other in zip(model.names, from_gguf, from_safetensors, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-7, err_msg=name)
