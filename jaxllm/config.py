@@ -67,7 +67,9 @@ _HAPPENS_ANYWAY: dict[str, Any] = {
 
 def happens_anyway(name: str, value: Any) -> bool:
     """Whether an option that is not offered is set to what is done without it."""
-    return value is None or value == _HAPPENS_ANYWAY.get(name, False)
+    expected = _HAPPENS_ANYWAY.get(name, False)
+    # True equals 1, and is no number of devices.
+    return value is None or (value == expected and isinstance(value, bool) == isinstance(expected, bool))
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
