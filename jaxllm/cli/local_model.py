@@ -51,7 +51,7 @@ class LocalBackend:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            self._wait(self._stop())
+            self.llm.shutdown()
         finally:
             self._close_loop()
 
@@ -94,11 +94,6 @@ class LocalBackend:
         llm = AsyncLLM.from_config(self._config)
         await llm.start()
         return llm
-
-    async def _stop(self) -> None:
-        result: Any = self.llm.shutdown()
-        if asyncio.iscoroutine(result):
-            await result
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -6,9 +6,8 @@ Run as a program it prints JSON: the command line measures in a process of its o
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,34 +21,29 @@ TRAFFIC_ROWS = 8192
 MATMUL_SIZE = {"cpu": 2048}
 MATMUL_SIZE_ELSEWHERE = 8192
 REPEATS = 5
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """Measured limits of one device: memory reads in bytes/s, matrix products in FLOP/s of the given dtype."""
+    """Measured limits of one device: memory reads in bytes/s, matrix products in FLOP/s by dtype."""
 
     platform: str
     device_kind: str
     num_devices: int
     bytes_per_second: float
-    flops_per_second: float
-    dtype: str
+    flops_per_second: dict[str, float]
 
 
-def measure(dtype: str = "float32") -> HardwareLimits:
-    """Measure the first device: the best of a few runs each.
-
-    Args:
-        dtype: of the matrix product; memory traffic is always measured in float32.
-    """
+def measure(dtypes: Sequence[str] = DTYPES) -> HardwareLimits:
+    """Measure the first device: the best of a few runs each. Memory traffic is measured in float32."""
     device = jax.devices()[0]
     return HardwareLimits(
         platform=device.platform,
         device_kind=device.device_kind,
         num_devices=len(jax.devices()),
         bytes_per_second=_bytes_per_second(),
-        flops_per_second=_flops_per_second(device.platform, dtype),
-        dtype=dtype,
+        flops_per_second={dtype: _flops_per_second(device.platform, dtype) for dtype in dtypes},
     )
 
 
@@ -80,4 +74,4 @@ def _best_seconds(run: Callable[[], Any]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(measure(*sys.argv[1:]))))
+    print(json.dumps(asdict(measure())))

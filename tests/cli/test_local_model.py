@@ -57,7 +57,7 @@ class Engine:
             self.cancelled += 1
             raise
 
-    async def shutdown(self) -> None:
+    def shutdown(self) -> None:
         self.stopped = True
 
 

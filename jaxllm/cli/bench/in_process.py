@@ -46,6 +46,7 @@ class Session:
             num_steps=run.num_steps,
             num_cached_tokens=run.num_cached_tokens,
             devices=self.devices,
+            dtype=self.engine.info.dtype,
         )
 
     def sections(self, run: Run, requests: Sequence[BenchRequest]) -> dict[str, Any]:
@@ -60,8 +61,8 @@ def open_session(args: Arguments) -> Iterator[Session]:
     check_output_path(own.output_json)
     config = EngineConfig.from_options(**args.only(CONFIG_GROUPS))
     wanted = not own.no_roofline
-    # Before the engine takes the device; the dtype is known only after, and almost always this.
-    limits = roofline.measure_hardware(config.model.dtype if config.model.dtype != "auto" else "float32") if wanted else None
+    # Before the engine takes the device.
+    limits = roofline.measure_hardware() if wanted else None
     with BenchEngine(config) as engine:
         cost = roofline.model_cost(config, engine.info.dtype) if wanted else None
         yield Session(engine, cost, limits, config.parallel.tensor_parallel_size, own)

@@ -94,14 +94,14 @@ def model_cost(config: EngineConfig, dtype: str) -> ModelCost:
     )
 
 
-def measure_hardware(dtype: str) -> dict[str, Any]:
+def measure_hardware() -> dict[str, Any]:
     """The limits of one device, measured in a process that is gone before the engine starts (`runner/hardware.py`).
 
     Raises:
         JaxllmError: the measurement failed.
     """
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    command = [sys.executable, "-m", "jaxllm.runner.hardware", dtype]
+    command = [sys.executable, "-m", "jaxllm.runner.hardware"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MEASURE_TIMEOUT_S, env=environment)
     except subprocess.TimeoutExpired:
@@ -122,6 +122,7 @@ def ratios(
     num_steps: int,
     num_cached_tokens: int,
     devices: int,
+    dtype: str,
 ) -> dict[str, float]:
     """Model bandwidth and model FLOP/s utilisation: achieved over measured, 1.0 is the hardware's limit."""
     moved, computed = cost.bytes_read(requests, num_steps), cost.flops(requests, num_cached_tokens)
@@ -129,5 +130,5 @@ def ratios(
         "bytes_per_second": moved / seconds,
         "flops_per_second": computed / seconds,
         "mbu": moved / seconds / (devices * limits["bytes_per_second"]),
-        "mfu": computed / seconds / (devices * limits["flops_per_second"]),
+        "mfu": computed / seconds / (devices * limits["flops_per_second"][dtype]),
     }

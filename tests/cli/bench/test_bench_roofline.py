@@ -38,9 +38,9 @@ def test_a_window_bounds_what_a_query_sees():
 
 
 def test_ratios_are_of_all_devices_together():
-    limits = {"bytes_per_second": 440.0, "flops_per_second": 220.0}
+    limits = {"bytes_per_second": 440.0, "flops_per_second": {"float32": 220.0}}
 
-    found = ratios(PLAIN, limits, [BenchRequest([1], 1)], seconds=2.0, num_steps=1, num_cached_tokens=0, devices=2)
+    found = ratios(PLAIN, limits, [BenchRequest([1], 1)], seconds=2.0, num_steps=1, num_cached_tokens=0, devices=2, dtype="float32")
 
     assert found["mbu"] == pytest.approx(110 * 4 / 2 / 880)
     assert found["mfu"] == pytest.approx(220 / 2 / 440)
