@@ -74,6 +74,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     # Prompt tokens found in the prefix cache, sent with the first output.
     num_cached_tokens: int | None = None
     first_scheduled_time: float | None = None
+    # Since the request's last output.
     num_preemptions: int = 0
 
 

@@ -89,6 +89,7 @@ class Request:
         self.num_computed = 0
         self.num_in_flight = 0
         self.num_steps_in_flight = 0
+        # Since the last output.
         self.num_preemptions = 0
         self.num_cached_tokens: int | None = None
         self.first_scheduled_time: float | None = None

@@ -397,6 +397,7 @@ class Scheduler:
     def _output(self, request: Request) -> EngineOutput:
         """An output of the request; the first one carries what is told once."""
         output = EngineOutput(request_id=request.request_id, num_preemptions=request.num_preemptions)
+        request.num_preemptions = 0
         if not request.sent_first_output:
             request.sent_first_output = True
             output.num_cached_tokens = request.num_cached_tokens
