@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxllm.core_types import (
 )
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
+from jaxllm.errors import ConfigError
 from tests.checkpoints import FIRST_BYTE_ID
 
 # (prompt, index of the output token) -> token id
@@ -95,3 +97,31 @@ def scripted_engine(config: EngineConfig, say: Say, *, max_model_len: int = 512,
         max_num_queued_reqs=options.max_num_queued_reqs,
     )
     return EngineCore(scheduler, executor, async_scheduling=options.async_scheduling), info
+
+
+# --------------------------------------------------------------------------- factories for an engine process
+
+
+def start_hello(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    """Says "hello " over and over."""
+    return scripted_engine(config, spells("hello "))
+
+
+def start_slow(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    """Says "hello " over and over, five milliseconds a step."""
+    hello = spells("hello ")
+
+    def say(prompt: Sequence[int], index: int) -> int:
+        time.sleep(0.005)
+        return hello(prompt, index)
+
+    return scripted_engine(config, say)
+
+
+def start_refused(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    raise ConfigError("block_size 7 cannot work; 8 would")
+
+
+def start_never(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    time.sleep(600)
+    raise AssertionError

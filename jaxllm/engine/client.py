@@ -186,20 +186,36 @@ class ProcessClient:
     Args:
         config: the engine's options.
         factory: "module:function" that builds the engine in its process: (EngineConfig) -> (EngineCore, EngineInfo).
+        wait: return when the engine is ready; otherwise at once, and `wait_ready` waits.
     Raises:
         ConfigError, ModelLoadError, OutOfMemoryPlanError, ...: what kept the engine from starting, as raised in its process.
         EngineDeadError: the process ended, or failed with an error of another type, before it was ready.
     """
 
-    def __init__(self, config: EngineConfig, factory: str = DEFAULT_FACTORY):
+    info: EngineInfo
+
+    def __init__(self, config: EngineConfig, factory: str = DEFAULT_FACTORY, *, wait: bool = True):
         self._process = EngineProcess(factory, config)
         # Also at interpreter exit. The finalizer knows the process only, so that it does not keep this object alive.
         self._finalizer = weakref.finalize(self, self._process.close)
+        if wait:
+            try:
+                self.info = self._process.ready.result()
+            except BaseException:
+                self._finalizer()
+                raise
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait in the event loop until the engine is ready. Raises what the constructor raises."""
         try:
-            self.info: EngineInfo = self._process.ready.result()
-        except BaseException:
-            self._finalizer()
+            # A waiter that is cancelled gives up waiting, not the start.
+            self.info = await asyncio.shield(asyncio.wrap_future(self._process.ready))
+        except asyncio.CancelledError:
             raise
+        except BaseException:
+            await asyncio.to_thread(self._finalizer)
+            raise
+        return self.info
 
     @property
     def pid(self) -> int | None:

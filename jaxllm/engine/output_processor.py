@@ -6,12 +6,13 @@ State is pulled, not pushed: the engine's outputs are folded into each request a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jaxllm.core_types import EngineOutput, FinishReason, TokenLogprobs
+from jaxllm.core_types import EngineOutput, ErrorKind, FinishReason, TokenLogprobs
 from jaxllm.engine.detokenizer import IncrementalDetokenizer
 from jaxllm.engine.input_processor import ProcessedRequest
 from jaxllm.outputs import CompletionOutput, Logprob, PromptLogprobs, RequestMetrics, RequestOutput, SampleLogprobs
@@ -19,6 +20,8 @@ from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -76,10 +79,6 @@ class _Sequence:
             for entry in output.logprobs[: len(token_ids)]:
                 self.logprobs.append(_logprob_dict(entry, shown, ranked))
                 self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry.logprobs[0]
-        self.fresh = True
-
-    def abort(self) -> None:
-        self.finish_reason = FinishReason.ABORT
         self.fresh = True
 
     def take(self, delta: bool) -> CompletionOutput:
@@ -172,11 +171,19 @@ class RequestState:
 
     def abort(self, now: float) -> list[str]:
         """End every open sequence with finish reason "abort". Returns their engine ids."""
+        return self._end(FinishReason.ABORT, now)
+
+    def fail(self, error: str, now: float) -> list[str]:
+        """End every open sequence with finish reason "error". Returns their engine ids."""
+        self.failure = EngineOutput(request_id=self.request_id, finish_reason=FinishReason.ERROR, error=error, error_kind=ErrorKind.FAILED)
+        return self._end(FinishReason.ERROR, now)
+
+    def _end(self, reason: FinishReason, now: float) -> list[str]:
         ended = [sequence for sequence in self._sequences.values() if sequence.finish_reason is None]
         for sequence in ended:
-            sequence.abort()
+            sequence.finish_reason, sequence.fresh = reason, True
+        self._num_open = 0
         if ended:
-            self._num_open = 0
             self.metrics.finished_time = now
         return [sequence.engine_id for sequence in ended]
 
@@ -244,10 +251,15 @@ class OutputProcessor:
             state = self._by_engine_id.get(output.request_id)
             if state is None:
                 continue
-            abort = state.append(output, self._texts, now)
-            if abort is not None:
-                progress.aborts.append(abort)
             updated[state.request_id] = state
+            try:
+                abort = state.append(output, self._texts, now)
+                if abort is not None:
+                    progress.aborts.append(abort)
+            except Exception as error:
+                # One request's text must not be the end of all others.
+                logger.exception("the output of request %s could not be processed", state.request_id)
+                progress.aborts += state.fail(f"its output could not be processed: {type(error).__name__}: {error}", now)
         for state in updated.values():
             if state.finished:
                 self._forget(state)
