@@ -45,16 +45,16 @@ def default_model_path() -> Path:
         ModelLoadError: it cannot be fetched or stored, or what came is not the expected file.
     """
     path = cache_dir() / "models" / FILE_NAME
-    if _is_intact(path):
-        return path
     try:
+        if _is_intact(path):
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path.with_suffix(".lock")):
             if not _is_intact(path):
                 _fetch(path)
     except OSError as error:
         raise ModelLoadError(
-            f"the default model cannot be stored in {path.parent}: {error}; set JAXLLM_CACHE to a writable folder"
+            f"the default model cannot be kept in {path.parent}: {error}; set JAXLLM_CACHE to a writable folder"
         ) from error
     return path
 
