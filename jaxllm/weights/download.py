@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ def _locate(config: ModelConfig) -> tuple[Path, str]:
 
 
 def _sole_gguf(folder: Path) -> Path | None:
-    """The GGUF file of a directory that holds no Hugging Face checkpoint."""
+    """The GGUF file (of a split one, the first part) of a directory that holds no Hugging Face checkpoint."""
     if (folder / "config.json").exists():
         return None
-    files = sorted(folder.glob("*.gguf"))
+    files = [file for file in sorted(folder.glob("*.gguf")) if not re.search(r"-(?!00001)\d{5}-of-\d{5}$", file.stem)]
     if len(files) > 1:
         raise ModelLoadError(f"{folder} holds {len(files)} GGUF files; name one of them: {', '.join(f.name for f in files)}")
     return files[0] if files else None

@@ -81,7 +81,7 @@ class GGUFCheckpoint:
 
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
-        rows = _raw_rows(self._file, entry.tensor)
+        rows = _raw_rows(entry.tensor)
         if entry.reorder is not None:
             rows = entry.reorder(rows)
         if entry.tensor.type_id not in _PLAIN:
@@ -146,8 +146,8 @@ def _check(file: GGUFFile, name: str, tensor: GGUFTensor) -> None:
             f"{file.path}: {name} is stored as {_type_name(tensor.type_id)}; supported: {supported}. A file in one of these types works"
         )
     end = tensor.offset + _bytes_per_row(tensor) * math.prod(tensor.shape[:-1])
-    if end > len(file.data):
-        raise ModelLoadError(f"{file.path} is cut off: {name} ends at byte {end} of {len(file.data)}; fetch the file again")
+    if end > len(tensor.data):
+        raise ModelLoadError(f"{file.path} is cut off: {name} ends at byte {end} of {len(tensor.data)}; fetch the file again")
 
 
 def _type_name(type_id: int) -> str:
@@ -170,14 +170,14 @@ def _bytes_per_row(tensor: GGUFTensor) -> int:
     return tensor.shape[-1] // values * size
 
 
-def _raw_rows(file: GGUFFile, tensor: GGUFTensor) -> np.ndarray:
+def _raw_rows(tensor: GGUFTensor) -> np.ndarray:
     """The stored data [rows, values or bytes of a row]; a view of the map. Vectors are columns, so that they can be reordered too."""
     count = math.prod(tensor.shape[:-1])
     plain = _PLAIN.get(tensor.type_id)
     if plain is not None:
-        flat = np.frombuffer(file.data, plain, math.prod(tensor.shape), tensor.offset)
+        flat = np.frombuffer(tensor.data, plain, math.prod(tensor.shape), tensor.offset)
         return flat.reshape(count, -1) if len(tensor.shape) > 1 else flat
-    return np.frombuffer(file.data, np.uint8, count * _bytes_per_row(tensor), tensor.offset).reshape(count, -1)
+    return np.frombuffer(tensor.data, np.uint8, count * _bytes_per_row(tensor), tensor.offset).reshape(count, -1)
 
 
 def _expand(rows: np.ndarray, type_name: str, width: int) -> np.ndarray:

@@ -205,5 +205,5 @@ def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
 def _factors_as_scaling(keys: _Keys) -> dict[str, Any]:
     """Factors per frequency as the scaling that reads such a list: longrope, with one list for all lengths and magnitudes untouched."""
     tensor = keys.file.tensors[ROPE_FACTORS]
-    factors = list(struct.unpack_from(f"<{tensor.shape[0]}f", keys.file.data, tensor.offset))
+    factors = list(struct.unpack_from(f"<{tensor.shape[0]}f", tensor.data, tensor.offset))
     return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +22,52 @@ _VERSIONS = (2, 3)
 # Value type -> struct code. 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+# llama.cpp's names for the parts of a split model.
+_PART = re.compile(r"(.+)-(\d{5})-of-\d{5}\.gguf")
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor as stored: `shape` outermost first (as numpy has it), `type_id` ggml's storage type, `offset` in the file."""
+    """One tensor as stored: `shape` outermost first (as numpy has it), `type_id` ggml's storage type, `offset` in `data`, the memory map
+    of the whole file."""
 
     name: str
     shape: tuple[int, ...]
     type_id: int
     offset: int
+    data: mmap.mmap = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A parsed file. `data` is the memory map of the whole file; tensors are slices of it."""
+    """A parsed file, or the parsed parts of a model that was split over several files."""
 
     path: Path
     metadata: Mapping[str, Any] = field(repr=False)
     tensors: dict[str, GGUFTensor] = field(repr=False)
-    data: mmap.mmap = field(repr=False)
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Parse the head of a GGUF file; tensor data is not touched.
+    """Parse the head of a GGUF file, and those of its further parts where it is the first of a split model; tensor data is not touched.
 
     Raises:
-        ModelLoadError: no such file, not GGUF, an unsupported version, or cut off.
+        ModelLoadError: no such file, a missing part, not GGUF, an unsupported version, or cut off.
     """
+    first = _read_part(path)
+    parts = first.metadata.get("split.count", 1)
+    if parts <= 1:
+        return first
+    name = _PART.fullmatch(path.name)
+    if name is None or int(name[2]) != 1:
+        raise ModelLoadError(f"{path} is one of {parts} parts of a model; name the first one (…-00001-of-{parts:05d}.gguf)")
+    tensors = dict(first.tensors)
+    for i in range(2, parts + 1):
+        tensors |= _read_part(path.with_name(f"{name[1]}-{i:05d}-of-{parts:05d}.gguf")).tensors
+    return replace(first, tensors=tensors)
+
+
+def _read_part(path: Path) -> GGUFFile:
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -82,8 +100,8 @@ def _parse(path: Path, data: mmap.mmap) -> GGUFFile:
         heads.append((name, tuple(reversed(dims)), type_id, offset))
     alignment = metadata.get("general.alignment", 32)
     start = math.ceil(at / alignment) * alignment
-    tensors = {name: GGUFTensor(name, shape, type_id, start + offset) for name, shape, type_id, offset in heads}
-    return GGUFFile(path, metadata, tensors, data)
+    tensors = {name: GGUFTensor(name, shape, type_id, start + offset, data) for name, shape, type_id, offset in heads}
+    return GGUFFile(path, metadata, tensors)
 
 
 def _string(data: mmap.mmap, at: int) -> tuple[str, int]:

@@ -8,7 +8,9 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from jaxllm.config import ModelConfig
 from jaxllm.errors import ModelLoadError
+from jaxllm.weights.download import resolve_model
 from jaxllm.weights.gguf import open_gguf
 from jaxllm.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from jaxllm.weights.gguf_file import read_gguf
@@ -132,6 +134,27 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     path.write_bytes(whole[:500])
     with pytest.raises(ModelLoadError, match="cut off"):
         open_gguf(path)
+
+
+def test_the_parts_of_a_split_model_are_one_checkpoint(tmp_path):
+    tensors = hf_tensors("llama")
+    names = sorted(tensors)
+    for part, chosen in enumerate([names[::2], names[1::2]]):
+        some = {name: tensors[name] for name in chosen}
+        split = {"split.count": 2, "split.no": part}
+        write_gguf(tmp_path / f"m-{part + 1:05d}-of-00002.gguf", "llama", some, metadata=split)
+    first = tmp_path / "m-00001-of-00002.gguf"
+
+    checkpoint = open_gguf(first)
+    assert sorted(checkpoint.names()) == names
+    for name in names:
+        np.testing.assert_array_equal(checkpoint.read(name), tensors[name])
+    assert resolve_model(ModelConfig(model=str(tmp_path))).path == first
+    with pytest.raises(ModelLoadError, match=r"one of 2 parts of a model; name the first"):
+        open_gguf(tmp_path / "m-00002-of-00002.gguf")
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(ModelLoadError, match=r"m-00002-of-00002\.gguf cannot be read: .*No such file"):
+        open_gguf(first)
 
 
 def test_files_that_are_no_gguf_are_refused(tmp_path):
