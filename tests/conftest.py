@@ -21,3 +21,15 @@ def conformance_data(request: pytest.FixtureRequest) -> Path:
     if not folder.is_dir():
         pytest.fail(f"--conformance {folder} is not a folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def default_model_file() -> Path:
+    """The default model's GGUF file, fetched where it is not in the cache; the test is skipped where that cannot be done."""
+    from jaxllm.errors import ModelLoadError
+    from jaxllm.weights.default_model import default_model_path
+
+    try:
+        return default_model_path()
+    except ModelLoadError as error:
+        pytest.skip(str(error))
