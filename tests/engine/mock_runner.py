@@ -32,6 +32,10 @@ def cache_spec(page_size: int = 4, num_pages: int = 33, windows: Sequence[tuple[
     return CacheSpec(page_size, tuple(groups))
 
 
+class AccountingError(BaseException):
+    """The scheduler told the device nonsense. Not an Exception: the engine must not take it for a failed step and go on."""
+
+
 class _Slot:
     def __init__(self, row: NewRow):
         self.row = row
@@ -42,11 +46,23 @@ class _Slot:
 
 class _Handle:
     def __init__(self, runner: MockRunner, step: SchedulerOutput):
-        self.runner, self.step, self.computed = runner, step, None
+        self.runner, self.step = runner, step
+        self.computed: StepResult | Exception | None = None
 
     def compute(self) -> None:
-        if self.computed is None:
-            self.computed = self.runner.compute(self.step)
+        try:
+            self.runner.fail_compute(self.step)
+        except Exception as error:
+            self.computed = error
+            # What was enqueued behind it builds on what it would have left on the device.
+            for other in self.runner.queue:
+                other.computed = RuntimeError("a step before this one failed")
+            self.runner.queue.clear()
+        else:
+            try:
+                self.computed = self.runner.compute(self.step)
+            except Exception as error:
+                raise AccountingError from error
 
     def result(self) -> StepResult:
         while self.runner.queue and self.computed is None:
@@ -99,11 +115,7 @@ class MockRunner:
     def shutdown(self) -> None:
         self.stopped = True
 
-    def compute(self, step: SchedulerOutput) -> StepResult | Exception:
-        try:
-            self.fail_compute(step)
-        except Exception as error:
-            return error
+    def compute(self, step: SchedulerOutput) -> StepResult:
         self.num_steps += 1
         self.num_tokens += step.num_tokens
         self.max_tokens_per_step = max(self.max_tokens_per_step, step.num_tokens)
@@ -150,6 +162,8 @@ class MockRunner:
         end = row.start + row.num_tokens
         error = self.row_error(slot.row.request_id, slot.tokens[:end])
         if error is not None:
+            if row.samples:
+                slot.tokens.append(0)  # what an argmax over NaNs gives
             return RowResult(error=error)
         prompt_logprobs = None
         if slot.row.sampling_params.prompt_logprobs is not None:
