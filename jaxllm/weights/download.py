@@ -72,6 +72,7 @@ def _from_hub(model: str, revision: str | None, option: str, with_weights: bool)
         raise ModelLoadError(
             f"{option}={model!r}: no such file or directory; give an existing one, a hub id (owner/name), or nothing for the default model"
         )
+    import httpx
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -89,7 +90,7 @@ def _from_hub(model: str, revision: str | None, option: str, with_weights: bool)
     except (HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelLoadError(f"{option}={model!r} is no local directory and the hub does not give it: {reason}") from error
-    except OSError as error:
+    except (OSError, httpx.HTTPError) as error:
         raise ModelLoadError(f"{option}={model!r} is no local directory and cannot be fetched from the hub: {error}") from error
 
 

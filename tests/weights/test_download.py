@@ -120,6 +120,24 @@ def test_a_hub_id_offline_is_one_clear_line(name, tmp_path):
     assert "\n" not in output
 
 
+def test_a_hub_id_in_the_hub_cache_works_offline(tmp_path):
+    repository = tmp_path / "hub" / "models--owner--name"
+    snapshot = repository / "snapshots" / "0123456789012345678901234567890123456789"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "llama"}')
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    code = (
+        "from jaxllm.config import ModelConfig; from jaxllm.weights.download import resolve_model;"
+        "files = resolve_model(ModelConfig(model='owner/name')); print(files.name, files.path)"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert output == f"owner/name {snapshot}"
+
+
 def test_what_is_no_model_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match=r"neither config\.json nor a \.gguf file"):
         resolve(tmp_path)

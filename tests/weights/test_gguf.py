@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from jaxllm.config import ModelConfig
@@ -116,6 +116,25 @@ def test_k_quants_follow_the_definition_of_the_format(kind):
     expanded = dequantize(blocks, GGMLQuantizationType[kind])
 
     np.testing.assert_allclose(expanded, [_scalar_block(kind, block) for block in blocks], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_are_read(tmp_path, kind):
+    stored = GGMLQuantizationType[kind]
+    values, size = GGML_QUANT_SIZES[stored]
+    blocks = np.random.default_rng(2).integers(0, 60, (6, 2 * size), np.uint8)
+    writer = GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    checkpoint = open_gguf(tmp_path / "m.gguf")
+
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert checkpoint.shape(name) == (6, 2 * values)
+    np.testing.assert_array_equal(checkpoint.read(name), dequantize(blocks, stored))
 
 
 def test_a_tensor_that_is_not_known_keeps_its_name(tmp_path):
