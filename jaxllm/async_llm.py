@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from typing import Any, Self
 
 from jaxllm.config import EngineConfig
@@ -14,6 +15,7 @@ from jaxllm.core_types import EngineInfo, ErrorKind
 from jaxllm.engine.client import DEFAULT_FACTORY, ProcessClient, error_from
 from jaxllm.engine.front import Front, load_text_side
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
+from jaxllm.engine.metrics import LOG_INTERVAL, EngineMetrics
 from jaxllm.engine.output_processor import RequestState
 from jaxllm.errors import EngineDeadError, InvalidRequestError
 from jaxllm.outputs import RequestOutput
@@ -42,19 +44,39 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any):
-        self._prepare(EngineConfig.from_options(model=model, **options), DEFAULT_FACTORY)
+        self._prepare(EngineConfig.from_options(model=model, **options))
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, engine_factory: str = DEFAULT_FACTORY) -> Self:
-        """An AsyncLLM from a complete config. `engine_factory` ("module:function") builds the engine in its process."""
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        metrics_prefix: str = "jaxllm",
+        served_model_name: str | None = None,
+        engine_factory: str = DEFAULT_FACTORY,
+    ) -> Self:
+        """An AsyncLLM from a complete config.
+
+        Args:
+            metrics_prefix: what the metrics' names begin with.
+            served_model_name: the metrics' label `model_name`, where it is not the model's own name.
+            engine_factory: "module:function" that builds the engine in its process.
+        """
         llm = cls.__new__(cls)
-        llm._prepare(config, engine_factory)
+        llm._prepare(config, metrics_prefix, served_model_name, engine_factory)
         return llm
 
-    def _prepare(self, config: EngineConfig, engine_factory: str) -> None:
+    def _prepare(
+        self,
+        config: EngineConfig,
+        metrics_prefix: str = "jaxllm",
+        served_model_name: str | None = None,
+        engine_factory: str = DEFAULT_FACTORY,
+    ) -> None:
         self.config = config
         files = resolve_model(config.model)
         self.model_name: str = files.name
+        self._new_metrics = partial(EngineMetrics, model_name=served_model_name or files.name, prefix=metrics_prefix)
         self._client = ProcessClient(config, engine_factory, wait=False)
         try:
             self.tokenizer, self._defaults = load_text_side(config.model, files)
@@ -64,7 +86,7 @@ class AsyncLLM:
         self._front: Front | None = None
         self._streams: dict[str, _Stream] = {}
         self._starting: asyncio.Task[None] | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._dead: EngineDeadError | None = None
 
     # --------------------------------------------------------------------------------------------------- life
@@ -78,13 +100,16 @@ class AsyncLLM:
         """
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
+            # Where everybody has given up waiting, nobody wants to hear of the failure either.
+            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         # One caller that gives up does not end the start for the others.
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
         info = await self._client.wait_ready()
-        self._front = Front(self.config, self.tokenizer, self._defaults, info)
-        self._reader = asyncio.create_task(self._read_outputs(self._front))
+        metrics = self._new_metrics(info)
+        self._front = Front(self.config, self.tokenizer, self._defaults, info, metrics=metrics)
+        self._tasks = [asyncio.create_task(self._read_outputs(self._front)), asyncio.create_task(self._log_stats(metrics))]
 
     def shutdown(self) -> None:
         """Stop the engine and its process; open requests fail. From any thread; takes at most some seconds."""
@@ -110,9 +135,18 @@ class AsyncLLM:
     @property
     def info(self) -> EngineInfo:
         """What the started engine says of itself."""
+        self._started()
+        return self._client.info
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What the started engine did; `metrics.registry` is for Prometheus."""
+        return self._started().metrics
+
+    def _started(self) -> Front:
         if self._front is None:
             raise EngineDeadError("the engine has not started yet; await start() first")
-        return self._client.info
+        return self._front
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
@@ -150,14 +184,14 @@ class AsyncLLM:
             EngineDeadError: the engine ended.
         """
         await self.start()
-        assert self._front is not None
+        front = self._started()
         if self._dead is not None:
             raise self._dead
         request_id = uuid.uuid4().hex if request_id is None else request_id
-        request = await self._process(request_id, prompt, sampling_params, priority, cache_salt, deadline)
-        if self._front.output.knows(request):
+        request = await _process(front, request_id, prompt, sampling_params, priority, cache_salt, deadline)
+        if front.output.knows(request):
             raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id", value=request_id)
-        stream = self._streams[request_id] = _Stream(self._front.output.add(request))
+        stream = self._streams[request_id] = _Stream(front.open(request))
         try:
             self._client.add_requests(request.children)
             while True:
@@ -170,17 +204,6 @@ class AsyncLLM:
             del self._streams[request_id]
             self._drop(request_id)
 
-    async def _process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, deadline: float | None
-    ) -> ProcessedRequest:
-        assert self._front is not None
-        process = self._front.input.process
-        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
-        text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
-        if isinstance(text, str) and len(text) > _INLINE_CHARS:
-            return await asyncio.to_thread(process, request_id, prompt, params, **options)
-        return process(request_id, prompt, params, **options)
-
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests: their iterators give a last output with finish reason "abort". Ids that are not open are ignored."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
@@ -190,8 +213,7 @@ class AsyncLLM:
 
     def _drop(self, request_id: str) -> None:
         """Let the engine forget a request that has not ended."""
-        assert self._front is not None
-        _, engine_ids = self._front.output.abort(request_id)
+        engine_ids = self._started().abort(request_id)
         if engine_ids:
             with contextlib.suppress(EngineDeadError):
                 self._client.abort_requests(engine_ids)
@@ -207,10 +229,9 @@ class AsyncLLM:
         """Hand every output of the engine to its request, until the engine ends."""
         try:
             while True:
-                outputs = await self._client.get_outputs_async()
-                progress = front.output.process(outputs.outputs)
+                progress = front.take(await self._client.get_outputs_async())
                 if progress.aborts:
-                    self._client.abort_requests(progress.aborts)
+                    self._client.abort_requests(list(progress.aborts))
                 for state in progress.updated:
                     stream = self._streams.get(state.request_id)
                     if stream is not None:
@@ -226,8 +247,16 @@ class AsyncLLM:
             logger.exception("reading the engine's outputs failed")
             self._end(EngineDeadError(f"the front failed: {type(error).__name__}: {error}"))
 
+    async def _log_stats(self, metrics: EngineMetrics) -> None:
+        while self._dead is None:
+            await asyncio.sleep(LOG_INTERVAL)
+            metrics.log_stats()
+
     def _end(self, error: EngineDeadError) -> None:
         self._dead = error
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
         for stream in self._streams.values():
             stream.fail(error)
 
@@ -263,3 +292,14 @@ class _Stream:
                 raise self._error
             self._changed.set()
         return output
+
+
+async def _process(
+    front: Front, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, deadline: float | None
+) -> ProcessedRequest:
+    """Check a request; a long text is tokenised in a thread."""
+    options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    if isinstance(text, str) and len(text) > _INLINE_CHARS:
+        return await asyncio.to_thread(front.input.process, request_id, prompt, params, **options)
+    return front.input.process(request_id, prompt, params, **options)

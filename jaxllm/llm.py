@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import threading
 import weakref
 from collections import deque
@@ -18,11 +19,14 @@ from jaxllm.engine.beam_search import BeamSearch
 from jaxllm.engine.client import InprocClient
 from jaxllm.engine.front import Front, load_text_side
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
+from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.output_processor import RequestState
 from jaxllm.errors import EngineDeadError, InvalidRequestError, NotSupportedError, RequestFailedError
 from jaxllm.launch import start_engine
-from jaxllm.outputs import BeamSearchOutput, RequestOutput
+from jaxllm.outputs import BeamSearchOutput, Metric, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 ChatMessages = Sequence[Mapping[str, Any]]
 Progress = bool | Callable[..., tqdm]
@@ -64,7 +68,7 @@ class LLM:
         self.config = config
         self.info: EngineInfo = info
         self._client = InprocClient(core, info)
-        self._front = Front(config, tokenizer, defaults, info)
+        self._front = Front(config, tokenizer, defaults, info, metrics=EngineMetrics(info, model_name=files.name))
         self._ids = map(str, itertools.count())
         self._lock = threading.RLock()
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -228,14 +232,15 @@ class LLM:
 
     def _run(self, requests: list[ProcessedRequest], bar: tqdm) -> list[RequestOutput]:
         """Step the engine until every request is finished; whatever interrupts it leaves nothing running."""
-        client, output = self._open_client(), self._front.output
+        client, front = self._open_client(), self._front
         waiting, done = deque(requests), dict[str, RequestOutput]()
         num_prompt_tokens = num_output_tokens = 0
         try:
             while len(done) < len(requests):
                 self._admit(waiting)
-                progress = output.process(client.step().outputs)
-                client.abort_requests(progress.aborts)
+                progress = front.take(client.step())
+                if progress.aborts:
+                    client.abort_requests(list(progress.aborts))
                 for state in progress.updated:
                     if not state.finished:
                         continue
@@ -246,8 +251,8 @@ class LLM:
                     bar.update()
         finally:
             for request in requests:
-                _, engine_ids = output.abort(request.request_id)
-                client.abort_requests(engine_ids)
+                if request.request_id not in done:
+                    client.abort_requests(front.abort(request.request_id))
             self._settle()
         return [done[request.request_id] for request in requests]
 
@@ -260,15 +265,14 @@ class LLM:
             if room is not None and len(waiting[0].children) > room and len(output):
                 return
             request = waiting.popleft()
-            output.add(request)
-            for child in request.children:
-                client.add_request(child)
+            self._front.open(request)
+            client.add_requests(request.children)
 
     def _settle(self) -> None:
         """Let steps in flight end, so that no page stays in use by requests that are over."""
         client = self._open_client()
         while client.has_work:
-            client.step()
+            self._front.take(client.step())
 
     # ------------------------------------------------------------------------------------------------- the rest
 
@@ -279,6 +283,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses where no parameters are given: the model's generation config under its override."""
         return SamplingParams(**self._front.defaults.sampling)
+
+    def get_metrics(self) -> list[Metric]:
+        """Every metric of this engine as it stands, by vLLM's names with the prefix `jaxllm:`."""
+        return self._front.metrics.snapshot()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False where pages are in use, and nothing was done."""
@@ -358,6 +366,8 @@ def _only_logprobs(output: RequestOutput) -> Mapping[int, Any]:
 
 
 def _final_output(state: RequestState) -> RequestOutput:
+    if state.failure is not None:
+        logger.error("request %s failed: %s", state.request_id, state.failure.error)
     output = state.take()
     assert output is not None
     return output

@@ -254,3 +254,15 @@ def test_defaults_come_from_the_generation_config(config, tmp_path):
     llm = engine(config, override_generation_config={"presence_penalty": 1})
     assert llm.default_sampling_params == {"temperature": 0.5, "max_tokens": 9, "presence_penalty": 1}
     llm.shutdown()
+
+
+def test_metrics_bear_the_served_name_and_prefix(config):
+    async def run():
+        factory = "tests.scripted_engine:start_hello"
+        llm = AsyncLLM.from_config(config(), metrics_prefix="vllm", served_model_name="m", engine_factory=factory)
+        async with llm:
+            await collect(llm, "x", max_tokens=7)
+            labels = {"model_name": "m", "engine": "0"}
+            assert llm.metrics.registry.get_sample_value("vllm:generation_tokens_total", labels) == 7
+
+    asyncio.run(run())

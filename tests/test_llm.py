@@ -216,6 +216,17 @@ def test_bar_is_a_bool_or_made_by_the_caller(make, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_metrics_count_what_was_done(make):
+    llm = make(say="abSTOP")
+    llm.generate(["x", "y"], SamplingParams(max_tokens=3, n=2), use_tqdm=False)
+    llm.generate("x", SamplingParams(max_tokens=30, stop="STOP"), use_tqdm=False)
+    metrics = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert metrics["jaxllm:num_requests_running"] == 0
+    assert metrics['jaxllm:request_success{finished_reason="length"}'] == 4
+    assert metrics['jaxllm:request_success{finished_reason="stop"}'] == 1
+    assert metrics["jaxllm:generation_tokens"] == 4 * 3 + 6
+
+
 def test_closing_is_final_and_happens_by_itself(make):
     with make() as llm:
         executor = llm._client._core.executor

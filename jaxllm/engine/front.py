@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxllm.config import EngineConfig, ModelConfig
-from jaxllm.core_types import EngineInfo
+from jaxllm.core_types import EngineInfo, EngineOutputs, FinishReason
 from jaxllm.engine.generation_config import GenerationDefaults, generation_defaults
-from jaxllm.engine.input_processor import InputProcessor
-from jaxllm.engine.output_processor import OutputProcessor
+from jaxllm.engine.input_processor import InputProcessor, ProcessedRequest
+from jaxllm.engine.metrics import EngineMetrics
+from jaxllm.engine.output_processor import OutputProcessor, Progress, RequestState
 
 if TYPE_CHECKING:
     from jaxllm.model_files import ModelFiles
@@ -16,9 +17,17 @@ if TYPE_CHECKING:
 
 
 class Front:
-    """Tokenizer and defaults of a model, and the processors of a started engine's requests."""
+    """Tokenizer and defaults of a model, and what keeps track of a started engine's requests: processors and metrics."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, defaults: GenerationDefaults, info: EngineInfo):
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        info: EngineInfo,
+        *,
+        metrics: EngineMetrics | None = None,
+    ):
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.input = InputProcessor(
@@ -29,6 +38,28 @@ class Front:
             priorities=config.scheduler.scheduling_policy == "priority",
         )
         self.output = OutputProcessor(tokenizer)
+        self.metrics = EngineMetrics(info, model_name=config.model.model or "") if metrics is None else metrics
+
+    def open(self, request: ProcessedRequest) -> RequestState:
+        """A request goes to the engine: follow it from here on."""
+        for index, child in enumerate(request.children):
+            self.metrics.add_request(child, n=len(request.children) if index == 0 else None)
+        return self.output.add(request)
+
+    def take(self, outputs: EngineOutputs) -> Progress:
+        """Fold in what the engine sent. The caller tells the engine of `Progress.aborts`."""
+        self.metrics.update(outputs)
+        progress = self.output.process(outputs.outputs)
+        for engine_id, reason in progress.aborts.items():
+            self.metrics.finish(engine_id, reason)
+        return progress
+
+    def abort(self, request_id: str) -> list[str]:
+        """End a request, if it is open, with reason abort. The caller tells the engine of the ids returned."""
+        engine_ids = self.output.abort(request_id)
+        for engine_id in engine_ids:
+            self.metrics.finish(engine_id, FinishReason.ABORT)
+        return engine_ids
 
 
 def load_text_side(config: ModelConfig, files: ModelFiles) -> tuple[Tokenizer, GenerationDefaults]:

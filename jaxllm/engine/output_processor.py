@@ -26,10 +26,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Progress:
-    """What a round of engine outputs changed: requests with something to take, and sequences that the engine should drop."""
+    """What a round of engine outputs changed: requests with something to take, and sequences that have ended here although the engine
+    goes on with them (engine id -> why).
+    """
 
     updated: list[RequestState] = field(default_factory=list)
-    aborts: list[str] = field(default_factory=list)
+    aborts: dict[str, FinishReason] = field(default_factory=dict)
 
 
 class TokenTexts:
@@ -139,12 +141,12 @@ class RequestState:
         """Of the sequences that have ended, in order of index."""
         return [sequence.finish_reason for sequence in self._sequences.values() if sequence.finish_reason is not None]
 
-    def append(self, output: EngineOutput, texts: TokenTexts, now: float) -> str | None:
-        """Fold in one engine output at time `now` (seconds since the epoch). Returns the engine id to abort after a stop string."""
+    def append(self, output: EngineOutput, texts: TokenTexts, now: float) -> bool:
+        """Fold in one engine output at time `now` (seconds since the epoch). Returns whether a stop string ended its sequence."""
         sequence = self._sequences[output.request_id]
         if sequence.finish_reason is not None:
             # The overlapped loop was a token ahead of a stop string or an abort.
-            return None
+            return False
         if output.num_cached_tokens is not None and self.num_cached_tokens is None:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None and self._prompt_logprobs is None:
@@ -163,11 +165,11 @@ class RequestState:
         if output.error is not None and self.failure is None:
             self.failure = output
         if sequence.finish_reason is None:
-            return None
+            return False
         self._num_open -= 1
         if self._num_open == 0:
             metrics.finished_time = now
-        return output.request_id if output.finish_reason is None else None
+        return output.finish_reason is None
 
     def abort(self, now: float) -> list[str]:
         """End every open sequence with finish reason "abort". Returns their engine ids."""
@@ -227,10 +229,6 @@ class OutputProcessor:
     def num_open_sequences(self) -> int:
         return len(self._by_engine_id)
 
-    @property
-    def request_ids(self) -> list[str]:
-        return list(self._requests)
-
     def knows(self, request: ProcessedRequest) -> bool:
         """Whether an open request already bears this one's id, or a sequence of it does."""
         return request.request_id in self._requests or any(child.request_id in self._by_engine_id for child in request.children)
@@ -253,27 +251,27 @@ class OutputProcessor:
                 continue
             updated[state.request_id] = state
             try:
-                abort = state.append(output, self._texts, now)
-                if abort is not None:
-                    progress.aborts.append(abort)
+                if state.append(output, self._texts, now):
+                    progress.aborts[output.request_id] = FinishReason.STOP
             except Exception as error:
                 # One request's text must not be the end of all others.
                 logger.exception("the output of request %s could not be processed", state.request_id)
-                progress.aborts += state.fail(f"its output could not be processed: {type(error).__name__}: {error}", now)
+                failed = state.fail(f"its output could not be processed: {type(error).__name__}: {error}", now)
+                progress.aborts |= dict.fromkeys(failed, FinishReason.ERROR)
         for state in updated.values():
             if state.finished:
                 self._forget(state)
         progress.updated = list(updated.values())
         return progress
 
-    def abort(self, request_id: str, now: float | None = None) -> tuple[RequestState | None, list[str]]:
-        """End a request here. Returns its state (None where it is not open) and the engine ids that the engine should drop."""
+    def abort(self, request_id: str, now: float | None = None) -> list[str]:
+        """End a request, if it is open. Returns the engine ids that the engine should drop."""
         state = self._requests.get(request_id)
         if state is None:
-            return None, []
+            return []
         engine_ids = state.abort(time.time() if now is None else now)
         self._forget(state)
-        return state, engine_ids
+        return engine_ids
 
     def _forget(self, state: RequestState) -> None:
         self._requests.pop(state.request_id, None)

@@ -134,7 +134,10 @@ async def _load(state: ServerState, engine_config: EngineConfig) -> AsyncLLM:
     def build() -> AsyncLLM:
         from jaxllm.async_llm import AsyncLLM
 
-        return AsyncLLM.from_config(engine_config, metrics_prefix=state.config.metrics_prefix)
+        names = state.config.served_model_name
+        return AsyncLLM.from_config(
+            engine_config, metrics_prefix=state.config.metrics_prefix, served_model_name=names[0] if names else None
+        )
 
     engine = await _in_daemon_thread(build)
     try:

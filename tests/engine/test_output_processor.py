@@ -113,13 +113,13 @@ def test_stop_string_ends_the_sequence_and_tells_the_engine():
         progress = feed(processor, ids(part), logprobs=entries)
         output = state.take()
         texts.append(output.outputs[0].text)
-        aborts += progress.aborts
+        aborts.append(progress.aborts)
     final = output.outputs[0]
     assert texts == ["ABC", "", "", ""]
     assert (final.finish_reason, final.stop_reason, output.finished) == ("stop", "DEFGH", True)
     assert final.token_ids == ids("GH")
     assert len(final.logprobs) == 2
-    assert aborts == ["r"]
+    assert aborts == [{}, {}, {}, {"r": FinishReason.STOP}]
     assert feed(processor, ids("JK")).updated == []
 
 
@@ -131,7 +131,7 @@ def test_held_back_text_is_released_when_the_match_fails_or_the_sequence_ends():
 
 def test_no_abort_where_the_engine_ended_the_sequence_itself():
     processor, _ = start(stop=["b"])
-    assert feed(processor, ids("ab"), finish_reason=FinishReason.LENGTH).aborts == []
+    assert feed(processor, ids("ab"), finish_reason=FinishReason.LENGTH).aborts == {}
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abc")])
@@ -222,13 +222,11 @@ def test_abort_ends_what_is_open_and_keeps_what_came():
     processor, state = start(n=2, stop=["bcd"])
     feed(processor, ids("ab"), "0_r")
     feed(processor, ids("q"), "1_r", finish_reason=FinishReason.LENGTH)
-    aborted, engine_ids = processor.abort("r")
-    assert aborted is state
-    assert engine_ids == ["0_r"]
+    assert processor.abort("r") == ["0_r"]
     output = state.take()
     assert output.finished
     assert [(sequence.text, sequence.finish_reason) for sequence in output.outputs] == [("ab", "abort"), ("q", "length")]
-    assert processor.abort("r") == (None, [])
+    assert processor.abort("r") == []
     assert len(processor) == 0
 
 
@@ -247,6 +245,21 @@ def test_a_failed_request_says_why():
     assert state.failure is not None
     assert "not finite" in state.failure.error
     assert state.take().outputs[0].finish_reason == "error"
+
+
+def test_a_request_whose_output_cannot_be_processed_fails_alone(caplog):
+    processor, bad = start(logprobs=0)
+    good = processor.add(INPUT.process("s", "hello", SamplingParams(max_tokens=None)))
+    empty = TokenLogprobs([], [], 1)
+    outputs = [
+        EngineOutput(request_id="r", new_token_ids=ids("a"), logprobs=[empty]),
+        EngineOutput(request_id="s", new_token_ids=ids("a")),
+    ]
+    progress = processor.process(outputs)
+    assert progress.aborts == {"r": FinishReason.ERROR}
+    assert bad.take().outputs[0].finish_reason == "error"
+    assert "IndexError" in bad.failure.error
+    assert good.take().outputs[0].text == "a"
 
 
 def test_open_ids_are_known_with_their_sequences():
