@@ -93,7 +93,7 @@ class ChatTemplates:
                     f"chat_template_kwargs may not set {name!r}: it has a field of its own", param="chat_template_kwargs"
                 )
         template = self.select(chat_template, has_tools=bool(tools))
-        chat = [_formatted(message, template, content_format) for message in plain_messages(messages)]
+        chat = [_formatted(_known_role(message, template), template, content_format) for message in plain_messages(messages)]
         if continue_final_message:
             _mark_end(chat)
         context = {
@@ -109,6 +109,13 @@ class ChatTemplates:
 
     def _names(self) -> str:
         return ", ".join(self.templates) or "none"
+
+
+def _known_role(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """OpenAI's clients send `developer` where they sent `system`; most templates know only the latter."""
+    if message["role"] == "developer" and "developer" not in template:
+        return message | {"role": "system"}
+    return message
 
 
 def _formatted(message: dict[str, Any], template: str, content_format: str) -> dict[str, Any]:

@@ -150,6 +150,13 @@ def test_python_functions_are_described_as_tools():
     assert rendered[0]["function"]["parameters"]["required"] == ["city"]
 
 
+def test_developer_messages_are_system_messages_where_the_template_knows_no_developer():
+    messages = [{"role": "developer", "content": "x"}]
+
+    assert render(CHATML, messages) == "<|system|>x<|end|>"
+    assert render(CHATML + "{# developer #}", messages) == "<|developer|>x<|end|>"
+
+
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
