@@ -20,6 +20,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import JaxllmError
 
 MEASURE_TIMEOUT_S = 300
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,6 @@ def _visible(first: int, last: int, window: int | None) -> int:
 
 def model_cost(config: EngineConfig, dtype: str) -> ModelCost:
     """Count a model's parameters from its config; loads no weights."""
-    import jax.numpy as jnp
-
     from jaxllm.models.build import define_model
     from jaxllm.weights.download import resolve_model
 
@@ -87,7 +86,7 @@ def model_cost(config: EngineConfig, dtype: str) -> ModelCost:
     return ModelCost(
         body_params=model.num_params - tables - learned,
         head_params=table,
-        bytes_per_param=jnp.dtype(dtype).itemsize,
+        bytes_per_param=BYTES[dtype],
         attention=tuple(
             Attention(mixer.num_heads * mixer.head_dim, 2 * mixer.num_kv_heads * mixer.head_dim, mixer.attend.window) for mixer in mixers
         ),
