@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from jaxllm.cli.bench.roofline import Attention, ModelCost, ratios
+from jaxllm.cli.bench.roofline import Attention, ModelCost, model_cost, ratios
 from jaxllm.cli.bench.workload import BenchRequest
+from jaxllm.config import EngineConfig
 
 PLAIN = ModelCost(body_params=100, head_params=10, bytes_per_param=4, attention=())
 
@@ -44,3 +48,18 @@ def test_ratios_are_of_all_devices_together():
 
     assert found["mbu"] == pytest.approx(110 * 4 / 2 / 880)
     assert found["mfu"] == pytest.approx(220 / 2 / 440)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_counted_from_the_config_alone(tmp_path: Path, tied: bool):
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "max_position_embeddings": 64, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied, "rms_norm_eps": 1e-6}))
+
+    cost = model_cost(EngineConfig.from_options(model=str(tmp_path), load_format="dummy"), "bfloat16")
+
+    attention, mlp, norms = 8 * 8 + 2 * 8 * 4 + 8 * 8, 3 * 8 * 16, 2 * 8
+    assert cost.body_params == 2 * (attention + mlp + norms) + 8
+    assert cost.head_params == 32 * 8
+    assert cost.bytes_per_param == 2
+    assert cost.attention == (Attention(query_size=8, kv_size=8, window=None),) * 2
