@@ -76,6 +76,9 @@ def _run(line: bytes) -> int:
     import zmq
 
     from jaxllm.engine import wire
+    from jaxllm.logging import configure_logging
+
+    configure_logging(start.log_level)
 
     context = zmq.Context()
     to_engine, from_engine = context.socket(zmq.PULL), context.socket(zmq.PUSH)

@@ -41,6 +41,8 @@ class StartMessage(msgspec.Struct, kw_only=True):
     socket_dir: str
     to_engine: str
     from_engine: str
+    # From which level the child shows its log lines: the parent's.
+    log_level: int
 
 
 class Call(msgspec.Struct, array_like=True):

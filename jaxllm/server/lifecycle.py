@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.logging import configure_logging
 from jaxllm.server.config import ServerConfig
 from jaxllm.server.state import ServerState
 
@@ -99,7 +100,7 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 def serve_forever(state: ServerState, app: ASGIApp, listener: socket.socket, engine_config: EngineConfig) -> None:
     """Serve until a signal. Raises ConfigError for an unusable key or certificate, and what kept the engine from starting."""
-    _configure_logging(state.config)
+    configure_logging()
     server = _Server(_uvicorn_config(state.config, app))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(state, server, listener, engine_config))
@@ -282,12 +283,3 @@ def _uvicorn_config(config: ServerConfig, app: ASGIApp) -> uvicorn.Config:
             f"ssl_certfile={config.ssl_certfile!r} and ssl_keyfile={config.ssl_keyfile!r} cannot be used together as PEM files: {error}"
         ) from None
     return made
-
-
-def _configure_logging(config: ServerConfig) -> None:
-    """Show log lines of ours and of uvicorn, unless the program has arranged its logging already."""
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    own = logging.getLogger("jaxllm")
-    if own.level == logging.NOTSET:
-        own.setLevel(logging.INFO)
