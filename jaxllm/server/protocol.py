@@ -169,7 +169,7 @@ _PROMPT_SCHEMA = {
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    # Checked by hand (`prompts.split_prompts`): a union of lists would be tried item by item.
+    # Checked by hand (`prompts.completion_prompts`): a union of lists would be tried item by item.
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)] = Field(description="Text or token ids, or a list of either")
     logprobs: Count = Field(None, description="Top log-probabilities per token")
 
@@ -184,7 +184,7 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    # Checked by hand (`chat.read_messages`): templates decide what a message may hold.
+    # Checked where they are rendered: templates decide what a message may hold.
     messages: list[dict[str, Any]] = Field(description="The conversation: objects with role and content (text, or a list of text parts)")
     max_completion_tokens: Int | None = Field(None, description="Most tokens to generate; goes before max_tokens")
     logprobs: bool | None = Field(None, description="Return the log-probability of each token")

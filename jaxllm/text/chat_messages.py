@@ -70,6 +70,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     elif content is not None and not isinstance(content, str):
         raise InvalidRequestError(f"{where}.content must be a string or a list of parts, got {content!r}", param="messages")
     if plain.get("tool_calls"):
+        if not isinstance(plain["tool_calls"], list):
+            raise InvalidRequestError(f"{where}.tool_calls must be a list of calls, got {plain['tool_calls']!r}", param="messages")
         plain["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(plain["tool_calls"])]
     reasoning = next((plain[name] for name in _REASONING if plain.get(name)), None)
     if reasoning is not None:
@@ -106,7 +108,7 @@ def _tool_call(call: Any, where: str) -> Any:
     elif isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"{where}.function.arguments is not valid JSON: {error}", param="messages") from error
     if not isinstance(arguments, dict):
         raise InvalidRequestError(f"{where}.function.arguments must be a JSON object, got {arguments!r}", param="messages")

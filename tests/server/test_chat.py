@@ -230,33 +230,41 @@ def test_echo_repeats_the_message_that_is_continued(client: TestClient):
 
 
 @pytest.mark.parametrize(
-    ("messages", "param"),
+    ("messages", "where"),
     [
         ([], "messages"),
         ("hi", "messages"),
         (["hi"], "messages.0"),
-        ([{"content": "hi"}], "messages.0.role"),
-        ([{"role": 5, "content": "hi"}], "messages.0.role"),
-        ([{"role": "user"}], "messages.0.content"),
-        ([{"role": "user", "content": 5}], "messages.0.content"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
-        ([{"role": "user", "content": [{"type": "nonsense"}]}], "messages.0.content.0"),
-        ([{"role": "user", "content": ["a", {"type": "image_url", "image_url": {"url": "x"}}]}], "messages.0.content.1"),
-        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages.0.content.0"),
-        ([{"role": "assistant", "tool_calls": 5}], "messages.0.tool_calls"),
-        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages.0.tool_calls.0"),
+        ([{"content": "hi"}], "messages[0].role"),
+        ([{"role": 5, "content": "hi"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "nonsense"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": ["a", {"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[1]"),
+        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "tool_calls": 5}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [5]}], "messages[0].tool_calls[0]"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            "messages.0.tool_calls.0.function.arguments",
+            "messages[0].tool_calls[0].function.arguments",
         ),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
-            "messages.0.tool_calls.0.function.arguments",
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 50_000}}]}],
+            "messages[0].tool_calls[0].function.arguments",
         ),
     ],
 )
-def test_messages_that_are_none_are_refused_by_their_path(client: TestClient, messages, param):
-    assert refused(client, messages=messages)["param"] == param
+def test_messages_that_are_none_are_refused_by_their_place(client: TestClient, messages, where):
+    error = refused(client, messages=messages)
+
+    assert error["param"].startswith("messages")
+    assert where in error["message"]
 
 
 @pytest.mark.parametrize(
