@@ -268,10 +268,10 @@ class Scheduler:
         for request in passed_over:
             self._waiting.push(request)
 
-    def _admit(self, request: Request, budget: int, *, may_wait: bool = True) -> int | None:
+    def _admit(self, request: Request, budget: int) -> int | None:
         """Give a slot and pages. Returns the tokens of its first step, 0 where pages lack, None where its prefix is being computed."""
         hit = self.kv.find_prefix(request)
-        if hit.pending and may_wait:
+        if hit.pending:
             return None
         wanted = min(len(request.token_ids) - hit.num_tokens, budget)
         num_new = self.kv.admit(request, hit, wanted, reserve=_ADMISSION_RESERVE if self._running else 0.0)
@@ -366,13 +366,13 @@ class Scheduler:
             return self._fail(request, result.error or "its step brought no token")
         if request.status is Status.FINISHED:
             return None
-        if request.prompt_logprobs is not None and result.prompt_logprobs and not request.sent_first_output:
+        if request.prompt_logprobs is not None and result.prompt_logprobs:
             have = len(request.prompt_logprobs)
             # A chunk that is computed again after preemption brings positions that are there already.
             request.prompt_logprobs += result.prompt_logprobs[max(0, have - row.start) :]
         if not row.samples:
             return None
-        if request.prompt_logprobs is not None and not request.sent_first_output and len(request.prompt_logprobs) != request.prompt_len - 1:
+        if request.prompt_logprobs is not None and len(request.prompt_logprobs) != request.prompt_len - 1:
             return self._fail(request, f"{len(request.prompt_logprobs)} of {request.prompt_len - 1} prompt logprobs came with its steps")
         token = result.token_id
         assert token is not None
@@ -403,7 +403,8 @@ class Scheduler:
             output.num_cached_tokens = request.num_cached_tokens
             output.first_scheduled_time = request.first_scheduled_time
             if request.prompt_logprobs is not None and len(request.prompt_logprobs) == request.prompt_len - 1:
-                output.prompt_logprobs = request.prompt_logprobs
+                # They can be large, and a request that is computed again needs them no more.
+                output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         return output
 
     # ------------------------------------------------------------------ failures
@@ -454,9 +455,8 @@ class Scheduler:
                 self._preempt(next(other for other in reversed(self._running) if other is not request))
                 num_new = self.kv.grow(request, wanted)
         else:
-            while not self._free_slots:
-                self._preempt(self._running[-1])
-            while not (num_new := self._admit(request, budget, may_wait=False) or 0):
+            # Its slot is still free: nobody is let in while there are suspects.
+            while not (num_new := self._admit(request, budget) or 0):
                 self._preempt(self._running[-1])
         if num_new:
             plan[request] = num_new

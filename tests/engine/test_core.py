@@ -87,6 +87,24 @@ def test_a_step_that_fails_because_of_one_request_costs_only_that_one(overlapped
 
 @both_loops
 @both_places
+def test_a_request_that_fails_in_a_later_chunk_does_not_drag_the_others_along_for_ever(overlapped: bool, place: str) -> None:
+    def reaches_17(ids: set[str], step: SchedulerOutput) -> bool:
+        return any(row.start <= 16 < row.start + row.num_tokens for row in step.rows)
+
+    core = _failing_core(place, reaches_17, overlapped=overlapped, max_num_batched_tokens=16)
+    collected = run(core, [make_request(name, prompt) for name, prompt in PROMPTS.items() if len(prompt) + 8 <= 16 or len(prompt) > 16])
+    ends = {name: (collected.reason(name), collected.tokens[name]) for name in collected.last}
+    assert ends == {
+        "r0": ("length", alone(PROMPTS["r0"], 8)),
+        "r1": ("length", alone(PROMPTS["r1"], 8)),
+        "r3": ("error", []),
+        "r4": ("error", []),
+        "r5": ("error", []),
+    }
+
+
+@both_loops
+@both_places
 def test_a_step_that_fails_once_costs_nobody_anything(overlapped: bool, place: str) -> None:
     core = _failing_core(place, lambda ids, step: step.step_id in (2, 5) and len(ids) > 1, overlapped=overlapped)
     collected = run(core, [make_request(name, prompt) for name, prompt in PROMPTS.items()])

@@ -183,6 +183,25 @@ def test_what_cannot_be_trusted_is_forgotten() -> None:
     assert kv.find_prefix(_request(kv, TOKENS)).num_tokens == 0
 
 
+def test_what_cannot_be_trusted_does_not_come_back_when_it_is_freed() -> None:
+    kv = KVCacheManager(cache_spec(4))
+    request = _request(kv, TOKENS)
+    kv.admit(request, kv.find_prefix(request), 8, reserve=0.0)
+    request.num_computed = 8
+    kv.register(request)
+    request.num_computed = 16
+    kv.forget(request)
+    kv.free(request)
+    assert not kv._groups[0].pool._kept
+    assert not kv._pending
+
+
+def test_the_tail_of_a_prefix_is_evicted_first() -> None:
+    kv = _served(cache_spec(4, 5), TOKENS)
+    _compute(kv, _request(kv, [1, 2, 3, 4, 5]))
+    assert kv.find_prefix(_request(kv, [*TOKENS, 1])).num_tokens == 8
+
+
 def test_without_prefix_caching_nothing_is_found() -> None:
     kv = KVCacheManager(cache_spec(4), enable_prefix_caching=False)
     kv.free(_compute(kv, _request(kv, TOKENS)))

@@ -362,9 +362,22 @@ def test_no_admission_in_a_step_that_preempted() -> None:
     for _ in range(4):
         _step(scheduler)
     scheduler.add(make_request("waiting", [3], max_tokens=1))
+    assert len(_schedule(scheduler).rows) == 2
+    # "new" is preempted and cannot come back before its token in flight does; "waiting" must not take its pages.
+    _schedule(scheduler)
+    assert _names(scheduler) == ["old"]
+
+
+def test_an_admission_leaves_pages_for_those_that_run() -> None:
+    scheduler = _scheduler(spec=cache_spec(4, 201), max_model_len=900, max_num_batched_tokens=1000)
+    scheduler.add(make_request("alone", [1] * 800, max_tokens=1))
+    _, (output,) = _step(scheduler)
+    assert output.request_id == "alone"
+    scheduler.add(make_request("running", [2] * 4, max_tokens=20))
     _step(scheduler)
+    scheduler.add(make_request("tight", [3] * 4 * 197, max_tokens=1))
     _step(scheduler)
-    assert "waiting" not in _names(scheduler)
+    assert _names(scheduler) == ["running"]
 
 
 # ---------------------------------------------------------------------- what comes with the tokens
