@@ -63,12 +63,16 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MLPSpec:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated.
+
+    Gate and up are stored in `groups` equal parts, each with its share of both, so that every shard holds whole parts.
+    """
 
     width: int
     activation: Activation
     gated: bool = True
     bias: bool = False
+    groups: int = 1
 
 
 @dataclass(frozen=True)

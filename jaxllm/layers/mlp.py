@@ -22,13 +22,14 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 
 
 class MLP(nnx.Module):
-    """`gate_up` [2, F, M] (or `up` [F, M] where not gated), `down` [M, F]."""
+    """`gate_up` [N, 2, F / N, M] for N groups (or `up` [F, M] where not gated), `down` [M, F]."""
 
     def __init__(self, spec: MLPSpec, width: int, dtype: DTypeLike):
         self.spec = spec
         if spec.gated:
-            self.gate_up = param((2, spec.width, width), (None, "mlp", "embed"), dtype)
-            self.gate_up_bias = param((2, spec.width), (None, "mlp"), dtype) if spec.bias else None
+            grouped = (spec.groups, 2, spec.width // spec.groups)
+            self.gate_up = param((*grouped, width), ("mlp", None, None, "embed"), dtype)
+            self.gate_up_bias = param(grouped, ("mlp", None, None), dtype) if spec.bias else None
         else:
             self.up = param((spec.width, width), ("mlp", "embed"), dtype)
             self.up_bias = param((spec.width,), ("mlp",), dtype) if spec.bias else None
@@ -40,7 +41,7 @@ class MLP(nnx.Module):
         act = ACTIVATIONS[self.spec.activation]
         if self.spec.gated:
             both = linear(x, self.gate_up[...], None if self.gate_up_bias is None else self.gate_up_bias[...])
-            hidden = act(both[:, 0]) * both[:, 1]
+            hidden = (act(both[:, :, 0]) * both[:, :, 1]).reshape(-1, self.spec.width)
         else:
             hidden = act(linear(x, self.up[...], None if self.up_bias is None else self.up_bias[...]))
         return linear(hidden, self.down[...], None if self.down_bias is None else self.down_bias[...])

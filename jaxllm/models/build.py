@@ -124,12 +124,14 @@ def _shard(spec: DecoderSpec, shards: int) -> DecoderSpec:
     """The spec with sizes that `shards` devices can share equally."""
     for block in spec.blocks:
         _check_divides(block, shards)
-    blocks = tuple(
-        dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, num_kv_heads=max(block.mixer.num_kv_heads, shards)))
-        for block in spec.blocks
-    )
+    blocks = tuple(_shard_block(block, shards) for block in spec.blocks)
     padded = -(-spec.vocab_size // shards) * shards
     return dataclasses.replace(spec, blocks=blocks, padded_vocab_size=padded)
+
+
+def _shard_block(block: BlockSpec, shards: int) -> BlockSpec:
+    mixer = dataclasses.replace(block.mixer, num_kv_heads=max(block.mixer.num_kv_heads, shards))
+    return dataclasses.replace(block, mixer=mixer, feed_forward=dataclasses.replace(block.feed_forward, groups=shards))
 
 
 def _check_divides(block: BlockSpec, shards: int) -> None:

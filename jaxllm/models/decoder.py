@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -52,9 +53,15 @@ class Decoder(nnx.Module):
         x = self.embed(token_ids, positions)
         ropes = [block.mixer.rope for block in self.spec.blocks]
         rotations = {rope: None if rope is None else rotation(positions, rope) for rope in dict.fromkeys(ropes)}
+
+        # Blocks of one spec differ in their arrays only: a jitted function traces and lowers them once instead of once a layer.
+        @partial(jax.jit, static_argnums=0)
+        def run(graph: nnx.GraphDef[Block], state: nnx.State, x: jax.Array, rotation: Rotation | None, cache: Any) -> tuple[jax.Array, Any]:
+            return nnx.merge(graph, state)(x, rotation, cache, attend)
+
         new_caches = []
         for layer, rope, cache in zip(self.layers, ropes, caches, strict=True):
-            x, cache = layer(x, rotations[rope], cache, attend)
+            x, cache = run(*nnx.split(layer), x, rotations[rope], cache)
             new_caches.append(cache)
         return self.final_norm(x), new_caches
 

@@ -10,7 +10,7 @@ from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.rope import read_rope, rope_spec
 from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, MLPSpec, NormSpec
 from jaxllm.weights.rules import rule
-from jaxllm.weights.transforms import FUSE_QKV, SPLIT_INPUTS, STACK, TOKEN_ROWS
+from jaxllm.weights.transforms import FUSE_QKV, INTERLEAVE, SPLIT_INPUTS, TOKEN_ROWS
 
 
 def llama_like(
@@ -84,8 +84,8 @@ RULES = (
     rule("layers.{i}.attention.out", f"{_LAYER}.self_attn.o_proj.weight", transform=SPLIT_INPUTS),
     rule("layers.{i}.attention.out_bias", f"{_LAYER}.self_attn.o_proj.bias"),
     rule("layers.{i}.mlp_norm.weight", f"{_LAYER}.post_attention_layernorm.weight"),
-    rule("layers.{i}.mlp.gate_up", *(f"{name}.weight" for name in _GATE_UP), transform=STACK),
-    rule("layers.{i}.mlp.gate_up_bias", *(f"{name}.bias" for name in _GATE_UP), transform=STACK),
+    rule("layers.{i}.mlp.gate_up", *(f"{name}.weight" for name in _GATE_UP), transform=INTERLEAVE),
+    rule("layers.{i}.mlp.gate_up_bias", *(f"{name}.bias" for name in _GATE_UP), transform=INTERLEAVE),
     rule("layers.{i}.mlp.down", f"{_LAYER}.mlp.down_proj.weight"),
     rule("layers.{i}.mlp.down_bias", f"{_LAYER}.mlp.down_proj.bias"),
     rule("final_norm.weight", "model.norm.weight"),

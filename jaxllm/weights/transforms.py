@@ -61,16 +61,16 @@ class TokenRows:
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Tensors of one shape, stacked along a new first axis (gate and up)."""
+class Interleave:
+    """n tensors (or biases) of one shape as [N, n, rows / N, *in]: N groups with an equal share of each (gate and up)."""
 
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        return (shape[1:],) * shape[0]
+        return ((shape[0] * shape[2], *shape[3:]),) * shape[1]
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
         array = np.empty(shape, dtype)
         for i, source in enumerate(sources):
-            array[i] = source
+            array[:, i] = source.reshape(shape[0], *shape[2:])
         return array
 
 
@@ -110,6 +110,6 @@ class SplitInputs:
 
 COPY = Copy()
 TOKEN_ROWS = TokenRows()
-STACK = Stack()
+INTERLEAVE = Interleave()
 FUSE_QKV = FuseQKV()
 SPLIT_INPUTS = SplitInputs()

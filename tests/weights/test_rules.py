@@ -65,7 +65,7 @@ def test_projections_are_grouped_by_kv_head() -> None:
     np.testing.assert_array_equal(qkv[1, 2], k[8:16])
     np.testing.assert_array_equal(qkv[1, 3], v[8:16])
     np.testing.assert_array_equal(params["layers.1.attention.out"][:, 1, 0], tensors["model.layers.1.self_attn.o_proj.weight"][:, 16:24])
-    np.testing.assert_array_equal(params["layers.0.mlp.gate_up"][1], tensors["model.layers.0.mlp.up_proj.weight"])
+    np.testing.assert_array_equal(params["layers.0.mlp.gate_up"][0, 1], tensors["model.layers.0.mlp.up_proj.weight"])
 
 
 def test_kv_heads_are_repeated_for_more_shards() -> None:
@@ -75,6 +75,16 @@ def test_kv_heads_are_repeated_for_more_shards() -> None:
     assert model.num_kv_heads == 4
     k = tensors["model.layers.0.self_attn.k_proj.weight"].reshape(2, 8, 32)
     np.testing.assert_array_equal(params["layers.0.attention.qkv"][:, 1], k[[0, 0, 1, 1]])
+
+
+def test_gate_and_up_are_grouped_by_shard() -> None:
+    config = tiny_config(mlp_bias=True)
+    tensors = random_tensors(config)
+    _, params = load(config, tensors, shards=4)
+    up = tensors["model.layers.0.mlp.up_proj.weight"]
+    np.testing.assert_array_equal(params["layers.0.mlp.gate_up"][2, 1], up[32:48])
+    gate_bias = tensors["model.layers.0.mlp.gate_proj.bias"]
+    np.testing.assert_array_equal(params["layers.0.mlp.gate_up_bias"][3, 0], gate_bias[48:])
 
 
 def test_conv1d_weights_are_transposed() -> None:
@@ -173,7 +183,7 @@ def test_values_are_rounded_to_the_dtype(dtype: Any) -> None:
     tensors = random_tensors(tiny_config())
     _, params = load(tiny_config(), tensors, dtype=dtype)
     np.testing.assert_array_equal(params["final_norm.weight"], tensors["model.norm.weight"].astype(dtype))
-    np.testing.assert_array_equal(params["layers.0.mlp.gate_up"][0], tensors["model.layers.0.mlp.gate_proj.weight"].astype(dtype))
+    np.testing.assert_array_equal(params["layers.0.mlp.gate_up"][0, 0], tensors["model.layers.0.mlp.gate_proj.weight"].astype(dtype))
 
 
 def test_bfloat16_checkpoint_loads_exactly_into_float32() -> None:
