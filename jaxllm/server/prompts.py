@@ -32,14 +32,10 @@ async def completion_prompts(serving: Serving, body: CompletionRequest, params: 
             value=params.n,
         )
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    prompts = []
-    for item in given:
-        if isinstance(item, str):
-            ids = await serving.tokenizing.encode(item, add_special_tokens=special, truncated=body.truncate_prompt_tokens is not None)
-            prompts.append(_fitted(serving, body, item, ids))
-        else:
-            prompts.append(_fitted(serving, body, None, item))
-    return prompts
+    texts = [item for item in given if isinstance(item, str)]
+    encoded = await serving.tokenizing.encode_all(texts, add_special_tokens=special, truncated=body.truncate_prompt_tokens is not None)
+    of_texts = iter(encoded)
+    return [_fitted(serving, body, item, next(of_texts)) if isinstance(item, str) else _fitted(serving, body, None, item) for item in given]
 
 
 async def chat_prompt(serving: Serving, body: ChatCompletionRequest, *, trust_template: bool) -> Prompt:
