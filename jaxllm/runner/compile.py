@@ -95,9 +95,23 @@ class BucketPrograms:
             self._ready[bucket] = program
         return self._ready.get(bucket)
 
+    def compile_first(self) -> int:
+        """Compile the bucket that takes every step, and beside it the one for a few decodes, which would crawl in the first.
+
+        Returns the bytes of temporaries of the largest step. Lazy programs compile nothing here and give 0.
+        """
+        if self._lazy:
+            return 0
+        decode = next((b for b in self.buckets if b.decode_only and b.num_rows > 1), self.buckets[0])
+        with ThreadPoolExecutor(2, thread_name_prefix="compile") as pool:
+            small = pool.submit(self.compile, decode)
+            largest = self.compile(self.buckets[-1])
+            small.result()
+        return int(getattr(largest.memory_analysis(), "temp_size_in_bytes", 0))
+
     def start_background(self) -> None:
-        """Compile what is missing in other threads, decode buckets first. A no-op for lazy programs."""
-        missing = sorted((b for b in self.buckets if b not in self._ready), key=lambda b: (not b.decode_only, b.num_tokens))
+        """Compile what is missing in other threads, small buckets first. A no-op for lazy programs."""
+        missing = sorted((b for b in self.buckets if b not in self._ready), key=lambda b: b.num_tokens)
         if self._lazy or not missing:
             return
         # Compilation is parallel in itself; two at a time hide its serial parts without starving the steps that already run.

@@ -113,8 +113,10 @@ class ModelRunner:
     # ----------------------------------------------------------------------------------------------------------------- start
 
     def warm_up(self) -> int:
-        """Compile the bucket that fits every step and allocate the state. Returns the bytes of temporaries that the compiler needs."""
-        program = self._programs.compile(self._programs.buckets[-1])
+        """Compile what serving needs at least, and allocate the state. Returns the bytes of temporaries that the largest step needs
+        (0 where steps are compiled when they are needed).
+        """
+        temporaries = self._programs.compile_first()
         with self.guard.expected():
             self._state = jax.jit(
                 lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._abstract_state),
@@ -123,9 +125,8 @@ class ModelRunner:
             # Writing to the sink slot only: compiles the small programs without an effect.
             self._write_slots({})
             self._write_history(self._batches.sink_slot, [], 0)
-        analysis = program.memory_analysis() if program is not None else None
         self.guard.armed = True
-        return int(getattr(analysis, "temp_size_in_bytes", 0))
+        return temporaries
 
     def compile_in_background(self) -> None:
         """Compile the other buckets while requests are served."""
