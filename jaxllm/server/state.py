@@ -39,7 +39,7 @@ class Serving:
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises ModelNotFoundError for a model that is not served."""
-        if asked is None:
+        if not asked:
             return self.model_names[0]
         if asked not in self.model_names:
             raise ModelNotFoundError(

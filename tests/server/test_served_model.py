@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -87,7 +88,7 @@ def served(model: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def own_server(model: Path) -> Iterator[Served]:
-    server = Served(model)
+    server = Served(model, "--max-num-queued-reqs", "4")
     yield server
     server.kill()
 
@@ -242,6 +243,19 @@ def test_a_hundred_clients_that_leave_midway_leave_no_used_pages(served: Served)
     assert eventually(lambda: served.metric("num_requests_running") + served.metric("num_requests_waiting") == 0, 2)
     assert eventually(lambda: served.metric("kv_cache_usage_perc") == 0, 2)
     assert httpx.get(served.url + "/load").json() == {"server_load": 0}
+
+
+def test_a_full_queue_refuses_with_retry_after_and_the_others_finish(own_server: Served):
+    with ThreadPoolExecutor(30) as pool:
+        answers = list(pool.map(lambda _: own_server.post("/v1/completions", prompt="a", max_tokens=200, ignore_eos=True), range(30)))
+
+    served = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert len(served) >= 12
+    assert refused
+    assert len(served) + len(refused) == 30
+    assert all(answer.headers["retry-after"] and "queue" in error_of(answer)["message"] for answer in refused)
+    assert {answer.json()["usage"]["completion_tokens"] for answer in served} == {200}
 
 
 def test_an_engine_that_is_killed_ends_open_requests_and_the_server_closes_orderly(own_server: Served):
