@@ -67,7 +67,7 @@ def _load_mapping(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: not valid YAML: {error}") from None
     if loaded is None:
         return {}
-    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+    if not isinstance(tree, yaml.MappingNode) or not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise ConfigError(f"--config {path}: expected lines of the form `flag-name: value`")
     # The loader keeps the last of two equal keys without a word.
     keys = [key.value for key, _ in tree.value]
