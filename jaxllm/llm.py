@@ -19,11 +19,12 @@ from jaxllm.engine.beam_search import BeamSearch
 from jaxllm.engine.client import InprocClient
 from jaxllm.engine.front import Front, load_text_side
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
+from jaxllm.engine.interrupts import interrupts_between_steps
 from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.output_processor import RequestState
 from jaxllm.errors import EngineDeadError, InvalidRequestError, NotSupportedError, RequestFailedError
 from jaxllm.launch import start_engine
-from jaxllm.outputs import BeamSearchOutput, Metric, RequestOutput
+from jaxllm.outputs import BeamSearchOutput, Logprob, Metric, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -195,10 +196,17 @@ class LLM:
             prompts: list[Prompt] = [beam.tokens for search in live for beam in search.live]
             outputs = iter(self._generate(prompts, single, False, None, add_special_tokens=False))
             for search in live:
-                search.expand([_only_logprobs(next(outputs)) for _ in search.live])
+                search.expand([self._candidates(next(outputs)) for _ in search.live])
             still_live = [search for search in live if search.live]
             bar.update(len(live) - len(still_live))
             live = still_live
+
+    def _candidates(self, output: RequestOutput) -> dict[int, Logprob]:
+        """The log-probabilities of one step, without those of ids that have no text (a head padded past the tokenizer)."""
+        logprobs = output.outputs[0].logprobs
+        if not logprobs:
+            raise RequestFailedError(f"a beam ended with {output.outputs[0].finish_reason!r} and no log-probabilities")
+        return {token: entry for token, entry in logprobs[0].items() if token < self._front.tokenizer.vocab_size}
 
     def _decoded(self, search: BeamSearch) -> BeamSearchOutput:
         sequences = search.result()
@@ -227,16 +235,18 @@ class LLM:
             self._front.input.process(next(self._ids), prompt, _final_only(one), priority=level, add_special_tokens=add_special_tokens)
             for prompt, one, level in zip(prompts, each, priorities, strict=True)
         ]
-        with self._lock, _bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0)) as bar:
-            return self._run(requests, bar)
+        bar = _bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0))
+        with self._lock, bar, interrupts_between_steps() as raise_interrupt:
+            return self._run(requests, bar, raise_interrupt)
 
-    def _run(self, requests: list[ProcessedRequest], bar: tqdm) -> list[RequestOutput]:
+    def _run(self, requests: list[ProcessedRequest], bar: tqdm, raise_interrupt: Callable[[], None]) -> list[RequestOutput]:
         """Step the engine until every request is finished; whatever interrupts it leaves nothing running."""
         client, front = self._open_client(), self._front
         waiting, done = deque(requests), dict[str, RequestOutput]()
         num_prompt_tokens = num_output_tokens = 0
         try:
             while len(done) < len(requests):
+                raise_interrupt()
                 self._admit(waiting)
                 progress = front.take(client.step())
                 if progress.aborts:
@@ -249,6 +259,7 @@ class LLM:
                     num_output_tokens += state.num_generated_tokens
                     bar.set_postfix_str(_speed(num_prompt_tokens, num_output_tokens, bar.format_dict["elapsed"]), refresh=False)
                     bar.update()
+            raise_interrupt()
         finally:
             for request in requests:
                 if request.request_id not in done:
@@ -356,13 +367,6 @@ def _same_length(name: str, values: Sequence[Any], prompts: Sequence[Any]) -> No
 def _final_only(params: Any) -> Any:
     """`params` asking for the finished output only; anything else is refused where it is checked."""
     return params.clone(output_kind=RequestOutputKind.FINAL_ONLY) if isinstance(params, SamplingParams) else params
-
-
-def _only_logprobs(output: RequestOutput) -> Mapping[int, Any]:
-    logprobs = output.outputs[0].logprobs
-    if not logprobs:
-        raise RequestFailedError(f"a beam ended with {output.outputs[0].finish_reason!r} and no log-probabilities")
-    return logprobs[0]
 
 
 def _final_output(state: RequestState) -> RequestOutput:

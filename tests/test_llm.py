@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 import weakref
 
 import pytest
@@ -126,6 +128,24 @@ def test_interrupting_leaves_nothing_running(make):
     assert idle(llm)
     assert len(llm._front.output) == 0
     assert llm.reset_prefix_cache()
+
+
+def test_ctrl_c_comes_between_two_steps(make):
+    pressed_in_step = []
+
+    def say(prompt, index):
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            pressed_in_step.append(index)
+        return 50
+
+    llm = make(say=say)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("x", SamplingParams(max_tokens=300), use_tqdm=False)
+    assert pressed_in_step == [5]
+    assert idle(llm)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(llm.generate("x", SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids) == 3
 
 
 def test_more_prompts_than_the_queue_bound_wait_for_their_turn(make):
