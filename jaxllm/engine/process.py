@@ -112,6 +112,8 @@ class EngineProcess:
     def __init__(self, factory: str, config: EngineConfig):
         self.inbox = Inbox()
         self.ready: Future[EngineInfo] = Future()
+        # Running futures cannot be cancelled: one waiter that gives up does not take the answer from the others.
+        self.ready.set_running_or_notify_cancel()
         self._factory, self._config = factory, config
         self._dir = _socket_dir()
         self._addresses = [f"ipc://{self._dir}/{name}" for name in ("to", "from")]
@@ -124,6 +126,7 @@ class EngineProcess:
         self._call_ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_words: JaxllmError | None = None
+        self._told_to_stop = False
         self._closing = False
         self._close_lock = threading.Lock()
         self._thread = threading.Thread(target=self._read, name="engine-reader", daemon=True)
@@ -159,16 +162,15 @@ class EngineProcess:
         """End the process: in order where it runs well, by force where it does not answer. Safe to call again."""
         with self._close_lock:
             if not self._closing:
-                self._closing = True
-                if self._is_running():
+                # An engine that is still starting does not listen: it is killed.
+                if self.ready.done() and self.ready.exception() is None:
                     with contextlib.suppress(JaxllmError, zmq.ZMQError):
                         self.send([wire.ToEngine.STOP])
+                        self._told_to_stop = True
+                self._closing = True
                 self.inbox.close(EngineDeadError("the engine has been shut down"))
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def _is_running(self) -> bool:
-        return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     # ------------------------------------------------------------------ the reader thread
 
@@ -177,7 +179,9 @@ class EngineProcess:
         try:
             self._process = self._spawn()
             self._follow(self._process)
-            self._end(self._process)
+            if self._told_to_stop:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_SECONDS)
         except Exception as error:
             self._last_words = EngineDeadError(f"the engine process could not be run: {type(error).__name__}: {error}")
         finally:
@@ -242,12 +246,6 @@ class EngineProcess:
         elif kind == wire.FromEngine.FAILED:
             self._last_words = wire.decode_failure(frame)
             self._report_end()
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for a process that was told to stop; one that has not started cannot hear it."""
-        if self._is_running():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
 
     def _report_end(self) -> None:
         """Tell everybody who waits, once."""

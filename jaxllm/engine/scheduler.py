@@ -149,6 +149,11 @@ class Scheduler:
         self._waiting.push(entry)
         if entry.deadline is not None:
             heapq.heappush(self._deadlines, (entry.deadline, entry.request_id))
+            if len(self._deadlines) > 2 * len(self._requests) + 64:
+                # Most belong to requests that ended in time.
+                requests = self._requests.values()
+                self._deadlines = [(request.deadline, request.request_id) for request in requests if request.deadline is not None]
+                heapq.heapify(self._deadlines)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests now and free their pages, whatever is in flight. Unknown ids are those that have ended: nothing happens."""

@@ -348,8 +348,8 @@ def test_ctrl_c_stops_the_engine_in_order() -> None:
     parent = _parent(
         """
         client = ProcessClient(EngineConfig(), "tests.engine.mock_engine:start")
-        print(client.pid, flush=True)
         try:
+            print(client.pid, flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             client.add_request(make_request("after", [1], max_tokens=3))

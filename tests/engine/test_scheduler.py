@@ -284,6 +284,14 @@ def test_a_deadline_of_an_ended_request_does_not_touch_its_namesake(monkeypatch:
     assert scheduler.take_outputs() == []
 
 
+def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
+    scheduler = _scheduler()
+    for i in range(300):
+        scheduler.add(make_request(str(i), [1], max_tokens=1, deadline=time.time() + 1000))
+        _step(scheduler)
+    assert len(scheduler._deadlines) <= 70
+
+
 # ---------------------------------------------------------------------- preemption
 
 
