@@ -233,12 +233,10 @@ class _PendingStep:
         tokens, finite = np.asarray(sampled.tokens), np.asarray(sampled.finite)
         results = [RowResult() for _ in self._rows]
         for i, row in enumerate(self._rows):
-            if not row.samples:
-                continue
-            if finite[i]:
-                results[self._order[i]].token_id = int(tokens[i])
-            else:
+            if not finite[i]:
                 results[self._order[i]].error = NOT_FINITE
+            elif row.samples:
+                results[self._order[i]].token_id = int(tokens[i])
         self._add_logprobs(results, tokens)
         self._add_prompt_logprobs(results)
         return StepResult(results, self._bucket.num_tokens)
@@ -270,7 +268,7 @@ class _PendingStep:
             count = request.params.prompt_logprobs
             # The hidden state at position p predicts the token at p + 1; the last one of the prompt predicts the output.
             predicted = self._known[i][row.start + 1 : min(row.start + row.num_tokens + 1, request.prompt_len)]
-            if count is not None and predicted:
+            if count is not None and predicted and results[self._order[i]].error is None:
                 rows = range(first, first + len(predicted))
                 results[self._order[i]].prompt_logprobs = self._runner._score(self._output.hidden, rows, predicted, count)
             first += row.num_tokens

@@ -75,6 +75,7 @@ class StepProgram:
             num_sampled_ids=self.num_sampled_ids,
             max_logprobs=self.max_logprobs,
         )
+        sampled = sampled._replace(finite=sampled.finite & _finite_rows(hidden, batch))
         return StepState(tuple(caches), slots), StepOutput(sampled, hidden)
 
     def _attend(self, batch: StepBatch):
@@ -93,6 +94,12 @@ class StepProgram:
     def full_logprobs_of_rows(self, params: Sequence[jax.Array], hidden: jax.Array, rows: jax.Array) -> jax.Array:
         """[N, V] log-probabilities of the whole vocabulary after `rows` [N] of hidden [T, M]."""
         return jax.nn.log_softmax(self.model_def.bind(params).logits(hidden[rows]), axis=-1)
+
+
+def _finite_rows(hidden: jax.Array, batch: StepBatch) -> jax.Array:
+    """[R] bool: whether hidden [T, M] is finite at every token of a row. Later tokens do not show what overflowed at earlier ones."""
+    finite = jnp.all(jnp.isfinite(hidden), axis=-1)
+    return jnp.ones(batch.slots.shape, jnp.bool_).at[batch.token_rows].min(finite, mode="drop")
 
 
 class AdmittedRows(NamedTuple):

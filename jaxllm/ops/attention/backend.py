@@ -42,12 +42,23 @@ class AttentionBackend:
         mesh: Mesh,
         heads_axis: str,
     ) -> tuple[jax.Array, LayerCache]:
-        """q [T, H, D], k and v [T, K, D] with their heads split over `heads_axis`; returns ([T, H, D], cache)."""
+        """q [T, H, D], k and v [T, K, D] with their heads split over `heads_axis`; returns ([T, H, D], cache).
+
+        The output of a token whose k or v is not finite is NaN: pages hold zeros in their place, and nobody else would notice.
+        """
+
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, metadata: AttentionMetadata
+        ) -> tuple[jax.Array, LayerCache]:
+            out, cache = self.attend_shard(q, k, v, cache, metadata, spec)
+            finite = jnp.all(jnp.isfinite(k) & jnp.isfinite(v), axis=(1, 2))
+            return jnp.where(finite[:, None, None], out, jnp.nan), cache
+
         if mesh.size == 1:
-            return self.attend_shard(q, k, v, cache, metadata, spec)
+            return attend(q, k, v, cache, metadata)
         heads = PartitionSpec(None, heads_axis)
         sharded = jax.shard_map(
-            lambda q, k, v, cache, metadata: self.attend_shard(q, k, v, cache, metadata, spec),
+            attend,
             mesh=mesh,
             in_specs=(heads, heads, heads, heads, PartitionSpec()),
             out_specs=(heads, heads),
