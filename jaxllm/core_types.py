@@ -199,7 +199,7 @@ class RowResult:
     """What a step gave for one row, in the order of `SchedulerOutput.rows`.
 
     `token_id` is None where the row did not sample. `prompt_logprobs` covers the positions start+1 .. start+num_tokens of the prompt
-    that this chunk predicts. `error` is set where the logits were not finite; the request must end.
+    that this chunk predicts. `error` is set where activations were not finite or no token was left to sample; the request must end.
     """
 
     token_id: int | None = None

@@ -34,6 +34,7 @@ _STEP_LOGPROBS = 20
 _SCORED_ROWS = 32
 
 NOT_FINITE = "the model's logits are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
+NO_TOKEN_LEFT = "no token is left to sample: allowed_token_ids, bad_words and stop ids held off by min_tokens exclude every one"
 
 
 class ModelRunner:
@@ -230,11 +231,13 @@ class _PendingStep:
 
     def result(self) -> StepResult:
         sampled = self._output.sampled
-        tokens, finite = np.asarray(sampled.tokens), np.asarray(sampled.finite)
+        tokens, finite, choosable = (np.asarray(array) for array in (sampled.tokens, sampled.finite, sampled.choosable))
         results = [RowResult() for _ in self._rows]
         for i, row in enumerate(self._rows):
             if not finite[i]:
                 results[self._order[i]].error = NOT_FINITE
+            elif row.samples and not choosable[i]:
+                results[self._order[i]].error = NO_TOKEN_LEFT
             elif row.samples:
                 results[self._order[i]].token_id = int(tokens[i])
         self._add_logprobs(results, tokens)

@@ -66,12 +66,13 @@ class SlotState:
 
 
 class SamplerOutput(NamedTuple):
-    """tokens [R] int32; finite [R] bool; top_ids [R, 1 + N] and top_logprobs [R, 1 + N]: the sampled token, then the N best (zeros where
-    no row wants them); rank [R] of the sampled token.
+    """tokens [R] int32; finite [R] bool; choosable [R] bool, whether bans and masks left any token; top_ids [R, 1 + N] and top_logprobs
+    [R, 1 + N]: the sampled token, then the N best (zeros where no row wants them); rank [R] of the sampled token.
     """
 
     tokens: jax.Array
     finite: jax.Array
+    choosable: jax.Array
     top_ids: jax.Array
     top_logprobs: jax.Array
     rank: jax.Array
@@ -110,12 +111,12 @@ def sample(
 
     vocab_size = raw.shape[-1]
     sampled_ids = raw if num_sampled_ids >= vocab_size else jnp.where(jnp.arange(vocab_size) < num_sampled_ids, raw, -jnp.inf)
-    logits = lax.cond(
-        jnp.any(special),
-        lambda logits: _penalise(_bias(_apply_mask(logits, slots, state), slots, positions, state), slots, floats, penalised, state),
-        lambda logits: logits,
-        sampled_ids,
-    )
+
+    def specialise(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = _bias(_apply_mask(logits, slots, state), slots, positions, state)
+        return _penalise(logits, slots, floats, penalised, state), jnp.max(logits, axis=-1) > -jnp.inf
+
+    logits, choosable = lax.cond(jnp.any(special), specialise, lambda logits: (logits, jnp.ones(logits.shape[:1], jnp.bool_)), sampled_ids)
     tokens = lax.cond(
         jnp.any(samples & ~greedy),
         lambda logits: jnp.where(greedy, jnp.argmax(logits, axis=-1), _draw(logits, floats, ints, positions)).astype(jnp.int32),
@@ -140,7 +141,7 @@ def sample(
             "output_counts": state.output_counts.at[slots, tokens].add(counted.astype(jnp.int16)),
         }
     )
-    return SamplerOutput(tokens, finite, top_ids, top_logprobs, rank), new_state
+    return SamplerOutput(tokens, finite, choosable, top_ids, top_logprobs, rank), new_state
 
 
 def top_logprobs_of(logits: jax.Array, tokens: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:

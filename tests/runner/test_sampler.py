@@ -191,6 +191,16 @@ def test_overflow_is_told_for_its_row_only(sampler, bad):
     assert out.finite.tolist() == [False, True]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_nothing_left_to_choose_is_told_apart(sampler, temperature):
+    sampler.set(0, SamplingParams(temperature=temperature, allowed_token_ids=[7, 8]), banned=[7, 8])
+    sampler.set(1, SamplingParams(temperature=temperature, allowed_token_ids=[7, 8]), banned=[7])
+    out = sampler.draw(np.zeros(VOCAB), slots=(0, 1))
+    assert out.choosable.tolist() == [False, True]
+    assert out.finite.tolist() == [True, True]
+    assert out.tokens[1] == 8
+
+
 def test_ids_without_text_are_never_drawn():
     run = jax.jit(functools.partial(sample, num_sampled_ids=50, max_logprobs=5))
     state = empty_state()
