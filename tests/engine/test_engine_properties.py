@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from jaxllm.core_types import CacheSpec, EngineRequest
+from jaxllm.engine import scheduler as scheduler_module
 from tests.engine.harness import Collected, check_books, check_empty, make_core, make_request
 from tests.engine.mock_runner import VOCAB, alone, cache_spec, next_token
 
@@ -18,6 +20,8 @@ class _Traffic:
 
     seed: int
     random: random.Random = field(init=False)
+    # Time as the scheduler sees it: steps.
+    clock: float = 0.0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -54,6 +58,8 @@ class _Traffic:
             extra["min_tokens"] = self.random.randint(0, 3)
         if self.random.random() < 0.15:
             extra["bad_words_token_ids"] = [[self.random.randrange(VOCAB), self.random.randrange(VOCAB)] for _ in range(300)]
+        if self.random.random() < 0.15:
+            extra["deadline"] = self.clock + self.random.randint(1, 150)
         return make_request(
             f"r{index}",
             self.prompt(),
@@ -82,8 +88,9 @@ def expected(request: EngineRequest, max_len: int) -> tuple[list[int], str]:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_random_traffic_gives_every_request_its_own_tokens(seed: int) -> None:
+def test_random_traffic_gives_every_request_its_own_tokens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = _Traffic(seed)
+    monkeypatch.setattr(scheduler_module, "time", SimpleNamespace(time=lambda: world.clock))
     rng = world.random
     core = make_core(
         world.spec(),
@@ -110,6 +117,7 @@ def test_random_traffic_gives_every_request_its_own_tokens(seed: int) -> None:
         if rng.random() < 0.01:
             core.reset_prefix_cache()
             check_books(scheduler)
+        world.clock += 1
         collected.take(core.step().outputs)
         check_books(scheduler)
         if len(requests) == 30 and not core.has_work:
@@ -121,7 +129,8 @@ def test_random_traffic_gives_every_request_its_own_tokens(seed: int) -> None:
     assert core.executor.max_tokens_per_step <= scheduler.max_num_batched_tokens
     for request_id, request in requests.items():
         tokens, reason = expected(request, scheduler.max_len) if len(request.prompt_token_ids) < scheduler.max_len else ([], "error")
-        if request_id in aborted and collected.reason(request_id) == "abort":
+        if collected.reason(request_id) == "abort":
+            assert request_id in aborted or request.deadline is not None
             assert collected.tokens[request_id] == tokens[: len(collected.tokens[request_id])]
             continue
         assert (collected.tokens[request_id], collected.reason(request_id)) == (tokens, reason), request_id
