@@ -219,7 +219,7 @@ class AsyncLLM:
                 self._client.abort_requests(engine_ids)
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False where pages are in use, and nothing was done."""
+        """Forget all cached prefixes; running requests go on and nothing of theirs is found later. True: it always can."""
         await self.start()
         return await self._client.reset_prefix_cache_async()
 

@@ -300,7 +300,7 @@ class LLM:
         return self._front.metrics.snapshot()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False where pages are in use, and nothing was done."""
+        """Forget all cached prefixes; running requests go on and nothing of theirs is found later. True: it always can."""
         return self._open_client().reset_prefix_cache()
 
     def close(self) -> None:
