@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -48,6 +48,8 @@ class Job:
     deadline: float | None
     # Tokens are generated but none is shown: a prompt is scored.
     scoring: bool = False
+    # Sampling parameters that the request names otherwise: parameter -> field.
+    field_names: Mapping[str, str] = field(default_factory=dict)
 
     def start(self) -> list[AsyncGenerator[RequestOutput, None]]:
         """One stream of outputs a prompt; nothing runs before it is iterated."""
@@ -69,10 +71,18 @@ class Job:
             async for output in outputs:
                 self._check(output)
                 yield output
+        except InvalidRequestError as error:
+            raise self._in_fields_of_the_request(error) from error
         finally:
             close = getattr(outputs, "aclose", None)
             if close is not None:
                 await close()
+
+    def _in_fields_of_the_request(self, error: InvalidRequestError) -> InvalidRequestError:
+        name = self.field_names.get(error.param or "")
+        if name is None:
+            return error
+        return type(error)(str(error).replace(f"{error.param} ", f"{name} ", 1), param=name, value=error.value)
 
     def _check(self, output: RequestOutput) -> None:
         for choice in output.outputs:
@@ -83,7 +93,14 @@ class Job:
 
 
 def new_job(
-    state: ServerState, request: Request, body: GenerationRequest, *, prefix: str, prompts: list[Prompt], params: SamplingParams
+    state: ServerState,
+    request: Request,
+    body: GenerationRequest,
+    *,
+    prefix: str,
+    prompts: list[Prompt],
+    params: SamplingParams,
+    field_names: Mapping[str, str] | None = None,
 ) -> Job:
     """Collect what the engine needs of a request beside its prompts.
 
@@ -103,6 +120,7 @@ def new_job(
         cache_salt=body.cache_salt,
         deadline=_deadline(request, state.config.request_timeout, now),
         scoring=body.max_tokens == 0,
+        field_names=field_names or {},
     )
     if state.config.enable_log_requests:
         lengths = [len(prompt.token_ids) for prompt in prompts]

@@ -281,7 +281,7 @@ def test_messages_that_are_none_are_refused_by_their_place(client: TestClient, m
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 10**9}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +16,7 @@ import pytest
 
 from tests.checkpoints import script_ids, write_scripted_model
 from tests.server.helpers import HELLO, choices, chunks, error_of
+from tests.server.served import Served, eventually
 
 pytestmark = pytest.mark.heavy
 
@@ -34,46 +30,6 @@ def said_after(prompt_tokens: int, count: int) -> str:
     return SCRIPT[prompt_tokens - 1 : prompt_tokens - 1 + count].decode(errors="replace")
 
 
-class Served:
-    """A `jaxllm serve` process that is ready."""
-
-    def __init__(self, model: Path, *flags: str):
-        command = [sys.executable, "-m", "jaxllm.cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", "0", *flags]
-        command += ["--served-model-name", "scripted", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8"]
-        env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.log: list[str] = []
-        self.url = ""
-        self._ready = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
-        assert self._ready.wait(180), "".join(self.log)
-        assert self.url, "".join(self.log)
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.log.append(line)
-            if match := re.search(r"Serving scripted at (\S+)", line):
-                self.url = match[1]
-                self._ready.set()
-        self._ready.set()
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def post(self, path: str, **body) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60)
-
-    def metric(self, name: str) -> float:
-        found = re.search(rf"^jaxllm:{name}(?:{{[^}}]*}})? (\S+)$", httpx.get(self.url + "/metrics").text, re.MULTILINE)
-        assert found, name
-        return float(found[1])
-
-    def kill(self) -> None:
-        for process in [*self.children(), psutil.Process(self.process.pid)] if self.process.poll() is None else []:
-            process.kill()
-        self.process.wait(10)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scripted_model(tmp_path_factory.mktemp("scripted"), [*(5 + byte for byte in SCRIPT)], max_positions=CONTEXT)
@@ -81,25 +37,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Served]:
-    server = Served(model, "--enable-prompt-tokens-details")
+    server = Served(model, "--enable-prompt-tokens-details", max_model_len=CONTEXT)
     yield server
     server.kill()
 
 
 @pytest.fixture
 def own_server(model: Path) -> Iterator[Served]:
-    server = Served(model, "--max-num-queued-reqs", "4")
+    server = Served(model, "--max-num-queued-reqs", "4", max_model_len=CONTEXT)
     yield server
     server.kill()
-
-
-def eventually(condition, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_completions_say_what_the_model_says(served: Served):

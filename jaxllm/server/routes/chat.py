@@ -36,7 +36,8 @@ async def chat_completions(request: Request) -> Response:
     serving.model_name(body.model)
     params = chat_params(body, serving.engine.default_sampling_params)
     prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
-    job = new_job(state, request, body, prefix="chatcmpl", prompts=[prompt], params=params)
+    names = {"logprobs": "top_logprobs"}
+    job = new_job(state, request, body, prefix="chatcmpl", prompts=[prompt], params=params, field_names=names)
     writer = _Writer(job, body, cached_tokens=state.config.enable_prompt_tokens_details)
     if body.stream:
         force = state.config.enable_force_include_usage
