@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 # The most tokens (prompt and outputs, over all n sequences) that one request may come to hold. Bounds the memory of one request.
-MAX_REQUEST_TOKENS = 2**24
+MAX_REQUEST_TOKENS = 2**22
 
 _CACHE_SALT_LIMIT = 128
 _CACHE_SALT_FORBIDDEN = "@/\\\0"
