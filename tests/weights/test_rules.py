@@ -123,7 +123,11 @@ def test_tensors_that_carry_nothing_are_ignored() -> None:
     load(config, random_tensors(config) | masks)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel"])
+UNTIED = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+TIED = ["Gemma3ForCausalLM", "GPT2LMHeadModel"]
+
+
+@pytest.mark.parametrize("architecture", UNTIED + TIED)
 def test_missing_head_of_an_untied_model_is_an_error(architecture: str) -> None:
     config = tiny_config(architecture, tie_word_embeddings=False)
     tensors = random_tensors(config)
@@ -133,6 +137,20 @@ def test_missing_head_of_an_untied_model_is_an_error(architecture: str) -> None:
     model, params = load(config | {"tie_word_embeddings": True}, tensors)
     assert "head.weight" not in params
     assert model.spec.tied_head
+
+
+@pytest.mark.parametrize("architecture", UNTIED + TIED)
+def test_a_config_that_is_silent_about_its_head_means_what_the_architecture_does(architecture: str) -> None:
+    config = tiny_config(architecture, tie_word_embeddings=False)
+    tensors = random_tensors(config)
+    del config["tie_word_embeddings"], tensors["lm_head.weight"]
+    if architecture in TIED:
+        model, params = load(config, tensors)
+        assert model.spec.tied_head
+        assert "head.weight" not in params
+    else:
+        with pytest.raises(ModelLoadError, match=r"lm_head\.weight.*tie_word_embeddings"):
+            load(config, tensors)
 
 
 def test_tied_model_may_carry_its_head_twice() -> None:
