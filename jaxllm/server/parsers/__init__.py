@@ -1,0 +1,22 @@
+"""Taking the output of models apart: answer, reasoning and tool calls, in the formats in which models write them."""
+
+from __future__ import annotations
+
+from jaxllm.server.parsers.events import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
+from jaxllm.server.parsers.formats import ReasoningFormat, ToolFormat
+from jaxllm.server.parsers.parser import OutputParser
+from jaxllm.server.parsers.reasoning_formats import REASONING_FORMATS
+from jaxllm.server.parsers.tool_formats import TOOL_FORMATS
+
+__all__ = [
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "ArgumentsDelta",
+    "ContentDelta",
+    "Event",
+    "OutputParser",
+    "ReasoningDelta",
+    "ReasoningFormat",
+    "ToolCallStart",
+    "ToolFormat",
+]

@@ -1,0 +1,55 @@
+"""Calls as a header and an object: `functions.f:0<|argument|>{"a": 1}`."""
+
+from __future__ import annotations
+
+from jaxllm.server.parsers.calls import CallReader
+from jaxllm.server.parsers.formats import HeaderCalls
+from jaxllm.server.parsers.literals import read_value
+from jaxllm.server.parsers.source import Malformed, Reading, markers
+
+MAX_HEADER = 512
+
+
+def read_header_calls(calls: CallReader, form: HeaderCalls) -> Reading[None]:
+    """Read one section, its opening marker included."""
+    source = calls.source
+    ends = markers(*form.header_ends, *form.header_stops)
+    closers = markers(*form.call_closes)
+    yield from source.match(markers(*form.opens))
+    while True:
+        yield from source.space()
+        yield from source.match(markers(*form.call_opens))
+        pieces: list[str] = []
+        if (yield from source.until(ends, pieces.append, keep=form.header_stops, limit=MAX_HEADER)) is None:
+            raise Malformed
+        header = form.header.fullmatch("".join(pieces))
+        if header is None:
+            raise Malformed
+        yield from source.space()
+        if (yield from source.peek()) != "{":
+            raise Malformed
+        groups = header.groupdict()
+        writer = calls.new_arguments()
+        calls.start(groups["name"], groups.get("id"))
+        yield from read_value(source, writer, form.dialect)
+        calls.end()
+        if not form.closes and not form.call_closes:
+            return
+        source.begin_trial()
+        yield from source.space()
+        while (yield from source.match(closers)):
+            source.begin_trial()
+            yield from source.space()
+        if (yield from source.match(markers(*form.closes))) is not None or not form.call_opens:
+            source.end_trial()
+            return
+        if (yield from source.peek()) == "" or (yield from _next(calls, form)) is False:
+            raise Malformed
+
+
+def _next(calls: CallReader, form: HeaderCalls) -> Reading[bool]:
+    """Whether another call's marker comes next; it is not read."""
+    source, words = calls.source, markers(*form.call_opens)
+    while not source.ended and words.may_begin(source.text, source.pos):
+        yield
+    return words.regex.match(source.text, source.pos) is not None
