@@ -206,6 +206,7 @@ class RowResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    error_kind: ErrorKind = ErrorKind.FAILED
 
 
 @dataclass(slots=True)

@@ -368,7 +368,7 @@ class Scheduler:
 
     def _commit_row(self, request: Request, row: ScheduledRow, result: RowResult) -> EngineOutput | None:
         if result.error is not None or (row.samples and result.token_id is None):
-            return self._fail(request, result.error or "its step brought no token")
+            return self._fail(request, result.error or "its step brought no token", result.error_kind)
         if request.status is Status.FINISHED:
             return None
         if request.prompt_logprobs is not None and result.prompt_logprobs:
@@ -414,12 +414,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------ failures
 
-    def _fail(self, request: Request, error: str) -> EngineOutput | None:
+    def _fail(self, request: Request, error: str, kind: ErrorKind = ErrorKind.FAILED) -> EngineOutput | None:
         """End one request with an error and keep what it computed away from others. None where it has ended already."""
         self.kv.forget(request)
         if request.status is Status.FINISHED:
             return None
-        return self._finish(request, FinishReason.ERROR, error=error, kind=ErrorKind.FAILED)
+        return self._finish(request, FinishReason.ERROR, error=error, kind=kind)
 
     def fail_step(self, step: SchedulerOutput, error: str) -> None:
         """A step failed as a whole: throw away its results and those of later steps in flight, which build on it.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.config import CompileConfig
-from jaxllm.core_types import RowResult, ScheduledRow, SchedulerOutput, StepResult, TokenLogprobs
+from jaxllm.core_types import ErrorKind, RowResult, ScheduledRow, SchedulerOutput, StepResult, TokenLogprobs
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend
 from jaxllm.runner.admission import ADMIT_ROWS, SlotParams, admitted_rows, wants_full_logprobs, wants_static_logprobs
@@ -237,7 +237,7 @@ class _PendingStep:
             if not finite[i]:
                 results[self._order[i]].error = NOT_FINITE
             elif row.samples and not choosable[i]:
-                results[self._order[i]].error = NO_TOKEN_LEFT
+                results[self._order[i]].error, results[self._order[i]].error_kind = NO_TOKEN_LEFT, ErrorKind.INVALID
             elif row.samples:
                 results[self._order[i]].token_id = int(tokens[i])
         self._add_logprobs(results, tokens)

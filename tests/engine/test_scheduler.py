@@ -461,17 +461,18 @@ def _schedule_and_preempt(scheduler: Scheduler) -> SchedulerOutput:
 # ---------------------------------------------------------------------- errors
 
 
-def test_an_error_ends_only_its_request_and_keeps_its_pages_from_others() -> None:
+@pytest.mark.parametrize("kind", [ErrorKind.FAILED, ErrorKind.INVALID])
+def test_an_error_ends_only_its_request_and_keeps_its_pages_from_others(kind: ErrorKind) -> None:
     scheduler = _scheduler()
     scheduler.add(make_request("bad", list(range(8)), max_tokens=5))
     scheduler.add(make_request("good", [9], max_tokens=5))
     step = _schedule(scheduler)
-    bad = [row.request_id for row in step.new_rows].index("bad")
-    slot = step.new_rows[bad].slot
-    rows = [RowResult(error="the logits are not finite") if row.slot == slot else RowResult(token_id=1) for row in step.rows]
+    (slot,) = (row.slot for row in step.new_rows if row.request_id == "bad")
+    failed = RowResult(error="the logits are not finite", error_kind=kind)
+    rows = [failed if row.slot == slot else RowResult(token_id=1) for row in step.rows]
     outputs = {output.request_id: output for output in scheduler.update_from_output(step, StepResult(rows, 16))}
     assert (outputs["bad"].finish_reason, outputs["bad"].error) == (FinishReason.ERROR, "the logits are not finite")
-    assert outputs["bad"].error_kind == ErrorKind.FAILED
+    assert outputs["bad"].error_kind == kind
     assert outputs["good"].new_token_ids == [1]
     scheduler.add(make_request("again", list(range(8)), max_tokens=5))
     assert (0, 8, True) in _shape(_schedule(scheduler))

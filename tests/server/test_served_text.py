@@ -177,6 +177,18 @@ def test_streams_of_several_sequences_have_their_indices(served: Served):
 # --------------------------------------------------------------------------- limits
 
 
+def test_a_request_whose_bans_leave_nothing_on_the_way_is_told_so(served: Served):
+    fields = {"prompt": "x", "allowed_token_ids": script_ids("a"), "bad_words": ["aa"], "max_tokens": 9}
+
+    whole = served.post("/v1/completions", **fields)
+    *before, last = chunks(served.post("/v1/completions", **fields, stream=True).text)
+
+    assert whole.status_code == 400
+    assert "no token is left" in error_of(whole)["message"]
+    assert [choice["text"] for chunk in before for choice in chunk["choices"]] == ["a"]
+    assert (last["error"]["code"], last["error"]["message"]) == (400, error_of(whole)["message"])
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
