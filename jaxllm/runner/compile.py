@@ -37,30 +37,43 @@ def enable_persistent_cache(config: CompileConfig) -> Path | None:
 
 
 class CompileGuard:
-    """Counts compilations, and reports those that nobody announced: after warm-up each one is a bug."""
+    """Counts the process' compilations, and reports those that come up in a step unannounced: each one is a bug.
+
+    Only the threads that run steps are watched, so other engines and the user's own jax code may compile what they like.
+    """
 
     def __init__(self) -> None:
-        self._expecting = threading.local()
+        self._thread = threading.local()
         self.total = 0
         self.unexpected = 0
-        self.armed = False
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """A step runs inside: this thread should not compile."""
+        with self._set(watched=True):
+            yield
 
     @contextlib.contextmanager
     def expected(self) -> Iterator[None]:
         """Compilations of this thread are wanted inside."""
-        depth = getattr(self._expecting, "depth", 0)
-        self._expecting.depth = depth + 1
+        with self._set(watched=False):
+            yield
+
+    @contextlib.contextmanager
+    def _set(self, *, watched: bool) -> Iterator[None]:
+        before = getattr(self._thread, "watched", False)
+        self._thread.watched = watched
         try:
             yield
         finally:
-            self._expecting.depth = depth
+            self._thread.watched = before
 
     def _on_event(self, event: str, duration_secs: float, **_: Any) -> None:
         if event != _COMPILE_EVENT:
             return
         self.total += 1
-        if self.armed and not getattr(self._expecting, "depth", 0):
+        if getattr(self._thread, "watched", False):
             self.unexpected += 1
             logger.warning("a program was compiled (%.2f s) outside of the ladder; this costs latency and should not happen", duration_secs)
 

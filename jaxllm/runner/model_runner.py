@@ -126,7 +126,6 @@ class ModelRunner:
             # Writing to the sink slot only: compiles the small programs without an effect.
             self._write_slots({})
             self._write_history(self._batches.sink_slot, [], 0)
-        self.guard.armed = True
         return temporaries
 
     def compile_in_background(self) -> None:
@@ -150,7 +149,7 @@ class ModelRunner:
 
     def execute(self, step: SchedulerOutput) -> _PendingStep:
         """Write admitted requests into their slots, pack the batch and enqueue it. Returns before the device is done."""
-        with self._lock:
+        with self._lock, self.guard.watching():
             self._admit_rows(step)
             order = decodes_first(step.rows)
             rows = [step.rows[i] for i in order]
@@ -240,8 +239,9 @@ class _PendingStep:
                 results[self._order[i]].error, results[self._order[i]].error_kind = NO_TOKEN_LEFT, ErrorKind.INVALID
             elif row.samples:
                 results[self._order[i]].token_id = int(tokens[i])
-        self._add_logprobs(results, tokens)
-        self._add_prompt_logprobs(results)
+        with self._runner.guard.watching():
+            self._add_logprobs(results, tokens)
+            self._add_prompt_logprobs(results)
         return StepResult(results, self._bucket.num_tokens)
 
     def _add_logprobs(self, results: list[RowResult], tokens: np.ndarray) -> None:
