@@ -212,12 +212,15 @@ def _runner(
 
     runner = ModelRunner(model_def, params, plan, limits, placement, backend, config.compile, num_sampled_ids=num_sampled_ids)
     temporaries = runner.warm_up()
-    if temporaries > plan.temporaries:
+    needed = plan.weights + plan.sampling_state + temporaries + plan.kv_cache
+    logger.debug("compiled steps need %.1f MiB of temporaries, the plan reckoned with %.1f", temporaries / 2**20, plan.temporaries / 2**20)
+    if needed > plan.total:
         logger.warning(
-            "compiled steps need %.1f MiB of temporaries, the memory plan reckoned with %.1f MiB; lower gpu_memory_utilization if "
-            "memory runs out",
+            "compiled steps need %.1f MiB of temporaries, so that %.2f GiB are needed in all and %.2f GiB may be used; lower "
+            "max_num_batched_tokens, max_num_seqs or kv_cache_memory_bytes if memory runs out",
             temporaries / 2**20,
-            plan.temporaries / 2**20,
+            needed / 2**30,
+            plan.total / 2**30,
         )
     runner.compile_in_background()
     return runner
