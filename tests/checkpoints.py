@@ -176,6 +176,29 @@ def write_model(
     return directory
 
 
+class MemoryCheckpoint:
+    """A checkpoint of arrays, remembering which were read."""
+
+    location = "memory"
+
+    def __init__(self, tensors: Mapping[str, np.ndarray]):
+        self.tensors = dict(tensors)
+        self.reads: list[str] = []
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def dtype(self, name: str) -> np.dtype:
+        return self.tensors[name].dtype
+
+    def read(self, name: str) -> np.ndarray:
+        self.reads.append(name)
+        return self.tensors[name]
+
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -14,30 +14,7 @@ from jaxllm.errors import ModelLoadError
 from jaxllm.models.build import ModelDef, define_model
 from jaxllm.weights.hf import open_checkpoint
 from jaxllm.weights.rules import load_params
-from tests.checkpoints import random_tensors, tiny_config, write_model
-
-
-class MemoryCheckpoint:
-    """A checkpoint of arrays, that counts how often each was read."""
-
-    location = "memory"
-
-    def __init__(self, tensors: Mapping[str, np.ndarray]):
-        self.tensors = dict(tensors)
-        self.reads: list[str] = []
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        return self.tensors[name].dtype
-
-    def read(self, name: str) -> np.ndarray:
-        self.reads.append(name)
-        return self.tensors[name]
+from tests.checkpoints import MemoryCheckpoint, random_tensors, tiny_config, write_model
 
 
 def load(
