@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxllm.server.parsers.detect import opens_reasoning, reasoning_format_of, tool_format_of
 from jaxllm.server.parsers.events import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from jaxllm.server.parsers.formats import ReasoningFormat, ToolFormat
 from jaxllm.server.parsers.parser import OutputParser
@@ -19,4 +20,7 @@ __all__ = [
     "ReasoningFormat",
     "ToolCallStart",
     "ToolFormat",
+    "opens_reasoning",
+    "reasoning_format_of",
+    "tool_format_of",
 ]

@@ -12,15 +12,11 @@ def _think(name: str, *, implied: bool = True, strip: bool = True, implied_ends:
 
 
 _FORMATS: tuple[ReasoningFormat, ...] = (
+    _think("think"),
     _think("deepseek_r1", strip=False),
     _think("olmo3", strip=False),
     _think("qwen3", implied_ends=("<tool_call>",)),
-    _think("glm45"),
     _think("kimi_k2", implied_ends=("<|tool_calls_section_begin|>",)),
-    _think("minimax_m2"),
-    _think("nemotron_v3"),
-    _think("step3"),
-    _think("granite_thinking"),
     _think("lfm2", implied=False),
     ReasoningFormat(name="minimax_m2_append_think", kept_with=_START),
     ReasoningFormat(name="mistral", starts=("[THINK]",), ends=("[/THINK]",), anywhere=True, strip=False),
@@ -45,12 +41,21 @@ _FORMATS: tuple[ReasoningFormat, ...] = (
 )
 
 _ALIASES = {
+    "think": (
+        "glm45",
+        "glm47",
+        "glm4_moe",
+        "ling3",
+        "minimax_m2",
+        "nemotron",
+        "nemotron_v3",
+        "step3",
+        "step3p5",
+        "granite_thinking",
+        "hy_v3",
+    ),
     "deepseek_r1": ("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4"),
     "qwen3": ("qwen3_coder", "mimo", "holo2"),
-    "glm45": ("glm47", "ling3", "glm4_moe"),
-    "nemotron_v3": ("nemotron",),
-    "step3": ("step3p5",),
-    "granite_thinking": ("hy_v3", "granite_thinking_parser", "minicpm5"),
     "hunyuan_a13b": ("hunyuan",),
     "mistral": ("magistral",),
     "cohere_command3": ("cohere", "cohere_command4"),

@@ -129,9 +129,8 @@ def _tool_parser(row: Row) -> OutputParser:
         return OutputParser(TOOL_FORMATS[name], schemas=row.get("tools"))
     template = name.removeprefix("lcpp:")
     tool, _ = TEMPLATES[template]
-    return OutputParser(
-        TOOL_FORMATS.get(tool or ""), _lcpp_reasoning(template, row), schemas=row.get("tools"), **_lcpp_start(template, row)
-    )
+    reasoning, start = _lcpp_reasoning(template, row), _lcpp_start(template, row)
+    return OutputParser(TOOL_FORMATS.get(tool or ""), reasoning, schemas=row.get("tools"), starts_in_reasoning=start)
 
 
 def _reasoning_parser(row: Row) -> OutputParser:
@@ -148,14 +147,15 @@ def _lcpp_reasoning(template: str, row: Row) -> ReasoningFormat | None:
     _, name = TEMPLATES[template]
     options = row.get("options", {})
     asked = options.get("reasoning_format", "REASONING_FORMAT_NONE") != "REASONING_FORMAT_NONE"
-    if name == "openai_gptoss" or (asked and name):
-        return REASONING_FORMATS[name or ""]
+    if name and (asked or name == "openai_gptoss"):
+        return REASONING_FORMATS[name]
     if name and options.get("enable_thinking") == "true":
         return replace(REASONING_FORMATS["minimax_m2_append_think"], kept_with="<think>\n")
     return None
 
 
-def _lcpp_start(template: str, row: Row) -> dict[str, bool]:
+def _lcpp_start(template: str, row: Row) -> bool | None:
+    """Whether the template's prompt ends inside of reasoning; left to the format where the output shows it."""
     if "</think>" in row["output"] or "<|END_THINKING|>" in row["output"]:
-        return {}
-    return {"starts_in_reasoning": template in OPENED and row.get("options", {}).get("enable_thinking") == "true"}
+        return None
+    return template in OPENED and row.get("options", {}).get("enable_thinking") == "true"
