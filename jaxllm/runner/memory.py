@@ -130,7 +130,7 @@ def plan_memory(
     if longest < wanted_len and max_model_len is not None:
         raise OutOfMemoryPlanError(
             f"max_model_len={max_model_len} needs {_readable(pools.cost(max_model_len))} of KV pages, but {_readable(budget)} are there;"
-            f" max_model_len={longest} fits, or give kv_cache_memory_bytes={pools.cost(max_model_len)}"
+            f" max_model_len={int(longest)} fits, or give kv_cache_memory_bytes={pools.cost(max_model_len)}"
         )
     counts = pools.page_counts(tokens)
     return MemoryPlan(
@@ -146,7 +146,7 @@ def plan_memory(
                 for (window, layers), count in zip(groups.items(), counts, strict=True)
             ),
         ),
-        max_model_len=min(wanted_len, longest),
+        max_model_len=int(min(wanted_len, longest)),
     )
 
 
@@ -189,14 +189,12 @@ class _Pools:
             low, high = (middle, high) if self.cost(middle * size) <= budget else (low, middle - 1)
         return low * size
 
-    def longest_sequence(self, tokens: int) -> int:
-        """Longest sequence that can run when pools are sized for `tokens`: windows never need more than their share."""
-        size = self.limits.page_size
-        fits = [
-            math.inf if window is not None and count - 1 >= self._window_pages(window) else (count - 1) * size
+    def longest_sequence(self, tokens: int) -> float:
+        """Longest sequence that can run when pools are sized for `tokens`; infinite where a window bounds what every layer keeps."""
+        return min(
+            math.inf if window is not None and count > self._window_pages(window) else (count - 1) * self.limits.page_size
             for window, count in zip(self.windows, self.page_counts(tokens), strict=True)
-        ]
-        return int(min(min(fits), max(tokens, 2**62)))
+        )
 
 
 def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
