@@ -121,6 +121,26 @@ def test_every_end_is_held_off_until_min_tokens(llm: LLM) -> None:
     assert output.token_ids[8] in llm_ends
 
 
+def test_values_beyond_every_type_are_served_or_refused_and_leave_neighbours_alone(llm: LLM, alone: list[list[int]]) -> None:
+    extremes = [
+        *({"top_k": value} for value in (VOCAB, 2**31 - 1, 2**31, 2**64, 10**40)),
+        *({"repetition_penalty": value} for value in (1e-320, 1e-45, 3e38, 1e300)),
+        {"top_p": 1e-320},
+        {"min_p": 1e-320},
+        {"temperature": 1e-320},
+        {"logit_bias": {5: 1e308, 6: -1e308}},
+        {"seed": 2**63 - 1},
+        {"max_tokens": 10**40},
+    ]
+    params = [SamplingParams(**{"max_tokens": 6, "ignore_eos": True, **fields}) for fields in extremes]
+    *others, last = outputs_of(llm, [*[PROMPTS[3]] * len(extremes), PROMPTS[1]], *params, GREEDY)
+    assert {output.finish_reason for output in others} == {"length"}
+    assert last.token_ids == alone[1]
+    for fields in ({"seed": 2**63}, {"min_tokens": 10**40}, {"logprobs": 10**40}, {"truncate_prompt_tokens": 10**40}, {"n": 10**40}):
+        with pytest.raises(InvalidRequestError, match=next(iter(fields))):
+            llm.generate(PROMPTS[0], SamplingParams(**fields), use_tqdm=False)
+
+
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_a_penalty_in_the_generation_override_is_applied(model: str, llm: LLM, penalty: str) -> None:
     long = {"temperature": 0.0, "max_tokens": 40}
@@ -154,6 +174,15 @@ def test_the_smallest_values_equal_greedy_in_short_floats(tmp_path: Path, dtype:
         expected = tokens_of(llm, PROMPTS, GREEDY)
         for fields in ({"temperature": 1e-4}, {"temperature": 1e-2}, {"top_p": 1e-9}, {"top_p": 1e-4}, {"min_p": 1.0}):
             assert tokens_of(llm, PROMPTS, GREEDY.clone(**{"temperature": 1.0, "seed": 3, **fields})) == expected
+
+
+def test_a_float16_checkpoint_whose_family_overflows_it_runs_in_bfloat16_or_is_refused(tmp_path: Path) -> None:
+    directory = str(write_model(tmp_path, tiny_config("Gemma3ForCausalLM", vocab_size=VOCAB, dtype="float16")))
+    with pytest.raises(ConfigError, match=r"float16.*use bfloat16 or float32"):
+        start(directory, dtype="float16")
+    with start(directory) as llm:
+        assert llm.info.dtype == "bfloat16"
+        assert all(output.finish_reason == "length" for output in outputs_of(llm, PROMPTS, GREEDY))
 
 
 # --------------------------------------------------------------------------- prompt log-probabilities

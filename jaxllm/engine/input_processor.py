@@ -85,8 +85,8 @@ class InputProcessor:
                 f"cache_salt is given twice: {salt!r} with the prompt and {cache_salt!r} beside it", param="cache_salt", value=cache_salt
             )
         cache_salt = _checked_salt(salt if salt is not None else cache_salt)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", param="priority", value=priority)
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
+            raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", param="priority", value=priority)
         if priority and not self._priorities:
             raise InvalidRequestError(
                 f"priority={priority} needs an engine started with scheduling_policy='priority'; send 0 or leave it out",
@@ -203,7 +203,13 @@ class InputProcessor:
             _check_unicode("stop", stop)
         bad_words = self._tokenise_bad_words(params.bad_words)
         self._check_bans(params, bad_words)
-        return params.clone(max_tokens=max_tokens, bad_words_token_ids=bad_words or None, eos_token_ids=self._defaults.eos_token_ids)
+        return params.clone(
+            max_tokens=max_tokens,
+            # More than all is all.
+            top_k=min(params.top_k, self._info.vocab_size),
+            bad_words_token_ids=bad_words or None,
+            eos_token_ids=self._defaults.eos_token_ids,
+        )
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):

@@ -15,6 +15,8 @@ from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 
 # Rows written by one call: a fixed number, so that there is one program.
 ADMIT_ROWS = 8
+# Of a repetition penalty: logits divided or multiplied by it stay finite in float32.
+_PENALTY_LIMITS = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,12 @@ def admitted_rows(rows: Mapping[int, SlotParams], *, vocab_size: int, sink_slot:
 def _fill(out: Any, i: int, slot: int, request: SlotParams, max_logprobs: int) -> None:
     params = request.params
     out.slots[i] = slot
+    lowest, highest = _PENALTY_LIMITS
     out.floats[i] = (
         params.temperature,
         params.top_p,
         params.min_p,
-        params.repetition_penalty,
+        min(max(params.repetition_penalty, lowest), highest),
         params.frequency_penalty,
         params.presence_penalty,
     )

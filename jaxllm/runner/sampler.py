@@ -197,8 +197,8 @@ def _draw(logits: jax.Array, floats: jax.Array, ints: jax.Array, positions: jax.
     """
     temperature, top_p, min_p = floats[:, 0:1], floats[:, 1:2], floats[:, 2:3]
     top_k = ints[:, 0:1]
-    scaled = logits / jnp.maximum(temperature, _GREEDY_BELOW)
-    scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
+    # Subtracted before the division, the best token has exactly 0 however large logits are: it survives every cut below.
+    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / jnp.maximum(temperature, _GREEDY_BELOW)
     weights = jnp.exp(scaled)  # relative to the best token, which has weight 1
     weights = jnp.where(weights >= min_p, weights, 0.0)
 

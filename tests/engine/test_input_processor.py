@@ -235,5 +235,12 @@ def test_priorities_need_an_engine_that_heeds_them(processor):
     processor.process("r", "hi", SamplingParams(), priority=0)
     with pytest.raises(InvalidRequestError, match="scheduling_policy='priority'"):
         processor.process("r", "hi", SamplingParams(), priority=1)
-    with pytest.raises(InvalidRequestError, match="priority must be an integer"):
-        make(priorities=True).process("r", "hi", SamplingParams(), priority=1.5)
+    for priority in (1.5, True, 2**63, -(2**63) - 1):
+        with pytest.raises(InvalidRequestError, match="priority must be a 64-bit integer"):
+            make(priorities=True).process("r", "hi", SamplingParams(), priority=priority)
+
+
+@pytest.mark.parametrize("top_k", [10**6, 2**31, 2**64, 10**40])
+def test_a_top_k_beyond_the_vocabulary_is_all_of_it(processor, top_k):
+    (child,) = processor.process("r", "hi", SamplingParams(top_k=top_k)).children
+    assert child.sampling_params.top_k == VOCAB

@@ -158,6 +158,15 @@ def test_penalties_equal_their_formulas(sampler):
     assert int(sampler.draw(logits).tokens[0]) == want.argmax()
 
 
+@pytest.mark.parametrize(("penalty", "expected"), [(1e-320, 7), (1e-45, 7), (1e-30, 7), (1e30, 9), (3e38, 9), (1e300, 9)])
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_extreme_repetition_penalties_decide_and_nothing_overflows(sampler, penalty, expected, temperature):
+    sampler.set(0, SamplingParams(temperature=temperature, repetition_penalty=penalty), history=[7, 7, 7, 7, 7, 8])
+    logits = np.zeros(VOCAB, np.float32)
+    logits[7:10] = 3.0, 2.0, 1.0
+    assert int(sampler.draw(logits).tokens[0]) == expected
+
+
 def test_counts_follow_what_is_sampled(sampler):
     params = SamplingParams(temperature=0.0, frequency_penalty=1.0)
     sampler.set(0, params, history=[1, 2, 3, 4, 5])
