@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 # Steps that may fail in a row before the device counts as lost.
 MAX_FAILED_STEPS = 8
+# Raised by the host over a value that it cannot use: that is one request's doing and says nothing about the device.
+_OVER_VALUES = (ValueError, TypeError, LookupError, ArithmeticError)
 
 _Enqueued = tuple[SchedulerOutput, StepHandle]
 
@@ -81,25 +83,26 @@ class EngineCore:
         if step is None:
             return []
         enqueued, error = self._enqueue(step)
-        if enqueued is None:
+        if error is not None:
             return self._fail(step, error)
+        assert enqueued is not None
         return self._commit(enqueued)
 
     def _advance_overlapped(self) -> list[EngineOutput]:
         step = self.scheduler.schedule()
-        enqueued, error = self._enqueue(step) if step is not None else (None, "")
+        enqueued, error = self._enqueue(step) if step is not None else (None, None)
         previous, self._in_flight = self._in_flight, enqueued
         outputs = self._commit(previous) if previous is not None else []
-        if step is not None and enqueued is None:
+        if step is not None and error is not None:
             outputs += self._fail(step, error)
         return outputs
 
-    def _enqueue(self, step: SchedulerOutput) -> tuple[_Enqueued | None, str]:
+    def _enqueue(self, step: SchedulerOutput) -> tuple[_Enqueued | None, Exception | None]:
         try:
-            return (step, self.executor.execute(step)), ""
+            return (step, self.executor.execute(step)), None
         except Exception as error:
             logger.exception("step %d of %d rows could not be started", step.step_id, len(step.rows))
-            return None, _describe(error)
+            return None, error
 
     def _commit(self, enqueued: _Enqueued) -> list[EngineOutput]:
         step, handle = enqueued
@@ -110,22 +113,19 @@ class EngineCore:
             logger.exception("step %d of %d rows failed", step.step_id, len(step.rows))
             # A step that was enqueued behind it used what this one left on the device.
             self._in_flight = None
-            return self._fail(step, _describe(error))
+            return self._fail(step, error)
         finally:
             self._waited = time.perf_counter() - before
         self._failed_steps = 0
         return self.scheduler.update_from_output(step, result)
 
-    def _fail(self, step: SchedulerOutput, error: str) -> list[EngineOutput]:
-        self._failed_steps += 1
+    def _fail(self, step: SchedulerOutput, error: Exception) -> list[EngineOutput]:
+        cause = f"{type(error).__name__}: {error}"
+        self._failed_steps += not isinstance(error, _OVER_VALUES)
         if self._failed_steps >= MAX_FAILED_STEPS:
-            raise EngineDeadError(f"{self._failed_steps} steps failed one after the other, the last one with {error}")
-        self.scheduler.fail_step(step, error)
+            raise EngineDeadError(f"{self._failed_steps} steps failed one after the other, the last one with {cause}")
+        self.scheduler.fail_step(step, cause)
         return []
 
     def shutdown(self) -> None:
         self.executor.shutdown()
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

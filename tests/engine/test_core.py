@@ -25,15 +25,23 @@ def _rows_of(core: EngineCore, step: SchedulerOutput) -> set[str]:
     return {request.request_id for request in requests if request is not None}
 
 
-def _failing_core(place: str, broken: Callable[[set[str], SchedulerOutput], bool], **options: Any) -> EngineCore:
-    """An engine whose steps raise where `broken(request ids of the step, step)`."""
+BROKEN = RuntimeError("this step is broken")
+
+
+def _failing_core(
+    place: str,
+    broken: Callable[[set[str], SchedulerOutput], bool],
+    error: Exception = BROKEN,
+    **options: Any,
+) -> EngineCore:
+    """An engine whose steps raise `error` where `broken(request ids of the step, step)`."""
     ids: dict[int, set[str]] = {}
 
     def fail(step: SchedulerOutput) -> None:
         if place == "fail_execute":
             ids[step.step_id] = _rows_of(core, step)
         if broken(ids.get(step.step_id) or _rows_of(core, step), step):
-            raise RuntimeError("this step is broken")
+            raise error
 
     core = make_core(cache_spec(4, 100), runner={place: fail}, **options)
     return core
@@ -134,6 +142,19 @@ def test_random_failures_under_random_traffic_leave_nothing_behind(overlapped: b
             assert collected.reason(name) == "error"
         else:
             assert collected.tokens[name] == alone(request.prompt_token_ids, request.sampling_params.max_tokens or 0)
+    check_empty(core.scheduler)
+
+
+@both_loops
+@both_places
+def test_any_number_of_requests_that_the_host_stumbles_over_cost_only_themselves(overlapped: bool, place: str) -> None:
+    bad = {str(i) for i in range(3 * MAX_FAILED_STEPS)}
+    core = _failing_core(place, lambda ids, step: bool(bad & ids), overlapped=overlapped, error=OverflowError("does not fit"))
+    for name in bad:
+        core.add_request(make_request(name, [1, 2]))
+    collected = run(core, [make_request(name, prompt) for name, prompt in PROMPTS.items()])
+    assert {name: collected.last[name].error for name in bad} == dict.fromkeys(bad, "OverflowError: does not fit")
+    assert {name: collected.tokens[name] for name in PROMPTS} == {name: alone(prompt, 8) for name, prompt in PROMPTS.items()}
     check_empty(core.scheduler)
 
 
