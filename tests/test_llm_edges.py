@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,74 @@ def test_values_beyond_every_type_are_served_or_refused_and_leave_neighbours_alo
     for fields in ({"seed": 2**63}, {"min_tokens": 10**40}, {"logprobs": 10**40}, {"truncate_prompt_tokens": 10**40}, {"n": 10**40}):
         with pytest.raises(InvalidRequestError, match=next(iter(fields))):
             llm.generate(PROMPTS[0], SamplingParams(**fields), use_tqdm=False)
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 1e-9, 1e-4, 0.5, 1, 2),
+    "top_p": (1e-9, 0.1, 0.9, 1),
+    "top_k": (-1, 0, 1, 5, VOCAB, 10**9),
+    "min_p": (0, 1e-9, 0.5, 1),
+    "presence_penalty": (-2, 0.1, 2),
+    "frequency_penalty": (-2, 0.1, 2),
+    "repetition_penalty": (1e-5, 0.5, 1.1, 50),
+    "seed": (-1, 0, 2**63 - 1, -(2**63)),
+    "logprobs": (0, 1, 20),
+    "prompt_logprobs": (0, 5),
+    "stop": ("a", ["ab", "c"]),
+    "stop_token_ids": ([0], [5, 6, 7], [VOCAB - 1]),
+    "ignore_eos": (True,),
+    "min_tokens": (1, 5),
+    "bad_words": (["a"], ["ab", "cd e"]),
+    "allowed_token_ids": ([5], [5, 6, 0], list(range(100)), [0, VOCAB - 1]),
+    "logit_bias": ({5: 100.0}, {0: -100.0, 1: 100.0}, {VOCAB - 1: 100.0}),
+    "max_tokens": (1, 2, 16, None),
+    "n": (2, 3),
+    "truncate_prompt_tokens": (-1, 1, 5),
+    "detokenize": (False,),
+    "logprob_token_ids": ([1, 2],),
+    "include_stop_str_in_output": (True,),
+}
+
+
+def any_params(rng: random.Random) -> SamplingParams | None:
+    """A quarter of the parameters set to something; None where they do not go together."""
+    try:
+        return SamplingParams(**{name: rng.choice(values) for name, values in CHOICES.items() if rng.random() < 0.25})
+    except InvalidRequestError:
+        return None
+
+
+def assert_promises_are_kept(output: Any, params: SamplingParams) -> None:
+    tokens = output.token_ids
+    assert output.finish_reason in ("stop", "length")
+    assert set(tokens) <= set(params.allowed_token_ids or range(VOCAB))
+    assert max(tokens) < FIRST_BYTE_ID + 256
+    assert output.logprobs is None or len(output.logprobs) == len(tokens)
+    assert output.finish_reason == "length" or len(tokens) >= params.min_tokens
+    if isinstance(output.stop_reason, str) and not params.min_tokens:
+        assert output.text.endswith(output.stop_reason) is params.include_stop_str_in_output
+    assert "a" not in output.text or params.bad_words != ["a"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_parameters_keep_their_promises_beside_each_other(llm: LLM, alone: list[list[int]], seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(4):
+        asked = []
+        while len(asked) < 12:
+            params = any_params(rng)
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 3, 20, CONTEXT - 4, CONTEXT - 1]))]
+            try:
+                llm._front.input.process("asked", prompt, params)
+            except InvalidRequestError:
+                continue
+            asked.append((prompt, params))
+        outputs = llm.generate([*(prompt for prompt, _ in asked), PROMPTS[3]], [*(params for _, params in asked), GREEDY], use_tqdm=False)
+        assert outputs[-1].outputs[0].token_ids == alone[3]
+        for (_, params), output in zip(asked, outputs, strict=False):
+            assert len(output.outputs) == params.n
+            for sequence in output.outputs:
+                assert_promises_are_kept(sequence, params)
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
