@@ -83,10 +83,11 @@ def print_stream(pieces: Iterator[Piece], out: TextIO) -> str:
     answer, reason = "", None
     try:
         for piece in pieces:
-            out.write(piece.text)
-            out.flush()
+            # Remembered first: an interrupt may come while it is being shown.
             answer += piece.text
             reason = piece.finish_reason or reason
+            out.write(piece.text)
+            out.flush()
     except KeyboardInterrupt:
         reason = "interrupt"
         close = getattr(pieces, "close", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
@@ -41,6 +42,7 @@ class LocalBackend:
         return self._llm
 
     def __enter__(self) -> LocalBackend:
+        print(f"Loading {self.model} ...", file=sys.stderr, flush=True)
         self._thread.start()
         try:
             self._llm = self._wait(self._start())

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -167,3 +173,42 @@ def test_keys_come_from_the_environment_when_no_flag_gives_one(server: Server, m
 
 def test_events_stop_at_done():
     assert list(read_events(["data: {}", "", "data: [DONE]", "data: {}"])) == [{}]
+
+
+class Endless(Handler):
+    """Streams a word every few milliseconds until the client leaves."""
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append((self.path, request, None))
+        self.send_response(200)
+        self.end_headers()
+        event = f"data: {json.dumps({'choices': [{'delta': {'content': 'word '}}]})}\n\n".encode()
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(event)
+                time.sleep(0.01)
+
+
+def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(server: Server):
+    server.RequestHandlerClass = Endless
+    server.daemon_threads = True
+    command = [sys.executable, "-m", "jaxllm.cli.main", "chat", "--url", server.url]
+    pipe = subprocess.PIPE
+    # A test run in the background ignores SIGINT, and its children would, too.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        for question in ("one\n", "two\n"):
+            chat.stdin.write(question)
+            chat.stdin.flush()
+            assert chat.stdout.read(5) == "word "
+            chat.send_signal(signal.SIGINT)
+            # The rest of the line that was interrupted.
+            chat.stdout.readline()
+        _, err = chat.communicate(timeout=30)
+
+    assert chat.returncode == 0
+    assert err.count("[stopped]") == 2
+    assert [message["role"] for message in server.seen[1][1]["messages"]] == ["user", "assistant", "user"]

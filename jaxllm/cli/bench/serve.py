@@ -17,6 +17,13 @@ from jaxllm.errors import ConfigError, JaxllmError
 if TYPE_CHECKING:
     import httpx
 
+LATENCIES = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+}
+
 
 def build_parser() -> CommandParser:
     parser = CommandParser(
@@ -26,6 +33,7 @@ def build_parser() -> CommandParser:
     own.add_argument("--base-url", metavar="URL", help="Server, without /v1 [http://HOST:PORT]")
     own.add_argument("--host", default="127.0.0.1", help="Its address [127.0.0.1]")
     own.add_argument("--port", type=int, default=8000, metavar="N", help="Its port [8000]")
+    own.add_argument("--endpoint", default="/v1/completions", metavar="PATH", help="Path of the completions API [/v1/completions]")
     own.add_argument("--model", metavar="NAME", help="Model to ask for [the first one the server lists]")
     own.add_argument("--api-key", metavar="KEY", help="Key for the server")
     add_workload_flags(own, num_prompts=1000, input_len=1024, output_len=128)
@@ -37,6 +45,10 @@ def build_parser() -> CommandParser:
     own.add_argument("--max-concurrency", type=int, metavar="N", help="Most requests open at once [no limit]")
     own.add_argument("--num-warmups", type=int, default=1, metavar="N", help="Requests sent before, which do not count [1]")
     own.add_argument("--temperature", type=float, default=0.0, metavar="X", help="Sampling temperature [0]")
+    own.add_argument("--ignore-eos", action="store_true", help="As always here: requests produce exactly the tokens they ask for")
+    own.add_argument(
+        "--percentile-metrics", default=",".join(LATENCIES), metavar="NAME,...", help=f"Latencies to print [{','.join(LATENCIES)}]"
+    )
     own.add_argument("--metric-percentiles", default="99", metavar="P,...", help="Percentiles of each latency [99]")
     own.add_argument("--output-json", "--result-filename", dest="output_json", metavar="FILE", help="Write the result as JSON")
     return parser
@@ -57,6 +69,11 @@ def main(argv: Sequence[str]) -> int:
 def _check(own: argparse.Namespace) -> None:
     check_workload_flags(own)
     check_output_path(own.output_json)
+    unknown = set(own.percentile_metrics.split(",")) - LATENCIES.keys()
+    if unknown:
+        raise ConfigError(f"--percentile-metrics must be of {', '.join(LATENCIES)}, got {', '.join(sorted(unknown))!r}")
+    if not own.endpoint.startswith("/"):
+        raise ConfigError(f"--endpoint must start with /, got {own.endpoint!r}")
     if not own.request_rate > 0:
         raise ConfigError(f"--request-rate must be above 0, got {own.request_rate}")
     if not own.burstiness > 0:
@@ -82,7 +99,7 @@ async def _measure(own: argparse.Namespace, workload: Workload, percents: Sequen
     async with httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers, trust_env=False) as client:
         model = own.model or await _first_model(client, base)
         body = {"model": model, "temperature": own.temperature, "ignore_eos": True}
-        url = base + "/v1/completions"
+        url = base + own.endpoint
         for request in workload.requests[: own.num_warmups]:
             outcome = await complete(client, url, body, request)
             if outcome.error is not None:
@@ -124,8 +141,6 @@ def _progress(total: int) -> Any:
 
 
 def _print(own: argparse.Namespace, result: dict[str, Any], percents: Sequence[float]) -> None:
-    from jaxllm.cli.bench.serving_metrics import TITLES
-
     rows = [
         ("Successful requests", result["completed"]),
         ("Failed requests", result["failed"]),
@@ -140,8 +155,8 @@ def _print(own: argparse.Namespace, result: dict[str, Any], percents: Sequence[f
         ("Total token throughput (tok/s)", result["total_token_throughput"]),
     ]
     print_rows("Serving Benchmark Result", rows)
-    for name, title in TITLES.items():
-        print(f"{title:-^62}")
+    for name in own.percentile_metrics.split(","):
+        print(f"{LATENCIES[name]:-^62}")
         label = name.upper()
         for head in ("mean", "median", *map(percent_name, percents)):
             print(f"{f'{head.capitalize()} {label} (ms):':<50}{shown(result[f'{head}_{name}_ms']):>12}")

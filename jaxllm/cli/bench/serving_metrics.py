@@ -9,13 +9,6 @@ from typing import Any
 from jaxllm.cli.bench.load import Outcome
 from jaxllm.cli.bench.report import mean, percent_name, percentile, standard_deviation
 
-TITLES = {
-    "ttft": "Time to First Token",
-    "tpot": "Time per Output Token (excl. 1st token)",
-    "itl": "Inter-token Latency",
-    "e2el": "End-to-end Latency",
-}
-
 
 def serving_metrics(outcomes: Sequence[Outcome], seconds: float, percents: Sequence[float]) -> dict[str, Any]:
     """Summarise a load.

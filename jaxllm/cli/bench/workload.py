@@ -104,6 +104,7 @@ def add_workload_flags(own: argparse._ArgumentGroup, *, num_prompts: int, input_
     """The flags that `workload_of` reads, under vLLM's names and ours."""
     own.add_argument("--workload", metavar="FILE", help="JSON file of fixed requests, instead of random ones")
     own.add_argument("--workload-name", metavar="NAME", help="Which list of the file")
+    own.add_argument("--dataset-name", choices=["random"], default="random", help="Kind of requests; fixed ones come with --workload")
     own.add_argument("--num-prompts", type=int, default=num_prompts, metavar="N", help=f"Random requests [{num_prompts}]")
     for side, length in (("input", input_len), ("output", output_len)):
         flags = (f"--{side}-len", f"--random-{side}-len")

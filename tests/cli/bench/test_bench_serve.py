@@ -99,7 +99,17 @@ def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str]):
     assert "jaxllm serve" in err
 
 
-@pytest.mark.parametrize("argv", [["--request-rate", "0"], ["--burstiness", "0"], ["--max-concurrency", "0"], ["--num-warmups", "-1"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--request-rate", "0"],
+        ["--burstiness", "0"],
+        ["--max-concurrency", "0"],
+        ["--num-warmups", "-1"],
+        ["--percentile-metrics", "x"],
+        ["--endpoint", "v1"],
+    ],
+)
 def test_impossible_loads_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "serve", *argv]) == 2
     assert argv[0] in capsys.readouterr().err
