@@ -46,9 +46,10 @@ class LocalBackend:
         self._thread.start()
         try:
             self._llm = self._wait(self._start())
-        except BaseException:
+        except Exception:
             self._close_loop()
             raise
+        # An interrupt does not wait for the loop, which may be downloading or loading; it ends with this process.
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -94,7 +95,11 @@ class LocalBackend:
         from jaxllm.async_llm import AsyncLLM
 
         llm = AsyncLLM.from_config(self._config)
-        await llm.start()
+        try:
+            await llm.start()
+        except BaseException:
+            llm.shutdown()
+            raise
         return llm
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

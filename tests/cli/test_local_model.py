@@ -105,6 +105,8 @@ def test_an_engine_that_does_not_start_is_one_error(engine: Engine):
     with pytest.raises(ModelLoadError, match="no such model"), LocalBackend(EngineConfig()):
         pass
 
+    assert engine.stopped
+
 
 def test_the_engine_stops_when_the_session_fails(engine: Engine):
     with pytest.raises(ZeroDivisionError), LocalBackend(EngineConfig()):
