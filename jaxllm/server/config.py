@@ -31,6 +31,14 @@ class ServerConfig:
         metadata={"help": f"Key that requests under /v1 must bring as a bearer token; repeatable. Default: ${API_KEY_VARIABLE}, if set"},
     )
     served_model_name: tuple[str, ...] = option((), "Name of the model in the API; repeatable, the first one is used in responses")
+    enable_auto_tool_choice: bool = option(False, "Let the model call tools as it likes (tool_choice auto); needs tool_call_parser")
+    tool_call_parser: str | None = option(
+        None, "How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder, ...; auto tells it by the chat template"
+    )
+    reasoning_parser: str | None = option(
+        None, "How the model shows its reasoning: deepseek_r1, qwen3, mistral, ...; auto tells it by the chat template"
+    )
+    enable_reasoning_content: bool = option(False, "Send reasoning a second time as reasoning_content, as older clients expect it")
     trust_request_chat_template: bool = option(False, "Allow requests to bring a chat template of their own")
     enable_prompt_tokens_details: bool = option(False, "Report usage.prompt_tokens_details.cached_tokens")
     enable_force_include_usage: bool = option(False, "Report usage in every chunk of every stream, asked for or not")
@@ -63,6 +71,7 @@ class ServerConfig:
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         if self.enable_log_requests and self.disable_log_requests:
             raise ConfigError("enable_log_requests and disable_log_requests exclude each other; give one of them")
+        self._check_parsers()
         if not self.metrics_prefix.isidentifier():
             raise ConfigError(f"metrics_prefix must consist of letters, digits and _, got {self.metrics_prefix!r}")
         if self.request_timeout is not None and not self.request_timeout > 0:
@@ -80,6 +89,18 @@ class ServerConfig:
                 raise ConfigError(f"{name}={path!r} is not a file")
         if self.uvicorn_log_level not in get_args(LogLevel):
             raise ConfigError(f"uvicorn_log_level must be one of {', '.join(get_args(LogLevel))}; got {self.uvicorn_log_level!r}")
+
+    def _check_parsers(self) -> None:
+        from jaxllm.server.parsers import REASONING_FORMATS, TOOL_FORMATS
+
+        for name, formats in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+            value = getattr(self, name)
+            if value is not None and value != "auto" and value not in formats:
+                raise ConfigError(f"{name} must be auto or one of {', '.join(sorted(formats))}; got {value!r}")
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ConfigError("enable_auto_tool_choice needs tool_call_parser beside it; auto tells it by the chat template")
+        if self.enable_reasoning_content and self.reasoning_parser is None:
+            raise ConfigError("enable_reasoning_content needs reasoning_parser beside it; auto tells it by the chat template")
 
     @property
     def api_keys(self) -> tuple[str, ...]:

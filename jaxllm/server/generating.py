@@ -16,7 +16,7 @@ from jaxllm.errors import DeadlineExceededError, InvalidRequestError, RequestFai
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.server.protocol import MAX_REQUEST_ID_CHARS, GenerationRequest
-from jaxllm.server.responses import PromptTokensDetails, Usage
+from jaxllm.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 from jaxllm.server.state import ServerState, Serving
 
 logger = logging.getLogger(__name__)
@@ -228,6 +228,8 @@ class UsageCounter:
         self._cached: dict[int, int] = {}
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
         self._completion_tokens = 0
+        # Of the completion's tokens; None where reasoning is not parsed.
+        self.reasoning_tokens: int | None = None
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Count the new tokens of an output of the prompt of this number."""
@@ -242,4 +244,6 @@ class UsageCounter:
         usage = Usage(self._prompt_tokens, self._completion_tokens, total)
         if self._details:
             usage.prompt_tokens_details = PromptTokensDetails(sum(self._cached.values()))
+        if self.reasoning_tokens is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(self.reasoning_tokens)
         return usage

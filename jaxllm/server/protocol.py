@@ -35,7 +35,6 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "grammar": ((), _LATER),
     "thinking_token_budget": ((-1,), _LATER),
     "repetition_detection": ((), _LATER),
-    "include_reasoning": ((True,), "must be true: reasoning is not parsed yet"),
     "return_token_offsets": ((False,), _LATER),
     "return_prompt_text": ((False,), _LATER),
     "stream_interval": ((1,), "must be 1: every step is streamed"),
@@ -196,9 +195,10 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Int | None = Field(None, description="Most tokens to generate; goes before max_tokens")
     logprobs: bool | None = Field(None, description="Return the log-probability of each token")
     top_logprobs: Int | None = Field(None, description="Top log-probabilities per token; needs logprobs")
-    tools: list[dict[str, Any]] | None = Field(None, description="Functions for the template to show; needs tool_choice 'none'")
-    tool_choice: Any = Field(None, description="Only 'none': tool calls are not parsed yet")
-    parallel_tool_calls: bool | None = None
+    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call")
+    tool_choice: Any = Field(None, description="'auto' (the default with tools) or 'none'")
+    parallel_tool_calls: bool | None = Field(None, description="false keeps the first call only. Default: true")
+    include_reasoning: bool | None = Field(None, description="Return what the model reasoned. Default: true")
     add_generation_prompt: bool | None = Field(None, description="End the prompt with the start of an answer. Default: true")
     continue_final_message: bool | None = Field(None, description="Leave the last message open and continue it")
     chat_template: str | None = Field(None, description="Template for this request; needs --trust-request-chat-template")
@@ -245,26 +245,26 @@ class DetokenizeRequest(ApiRequest):
 
 
 def check_tools(tools: list[dict[str, Any]] | None, tool_choice: Any) -> None:
-    """Tools may be shown to the model (tool_choice "none"); calls are not parsed yet, so asking for them is refused."""
+    """Whether tools and choice are well formed. Enforced calls are refused; whether others can be read is the server's to know."""
     if tools is None:
         if tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError(f"tool_choice {tool_choice!r:.200} needs tools", param="tool_choice", value=tool_choice)
         return
     if not tools:
         raise InvalidRequestError("tools must not be empty; leave it out instead", param="tools", value=[])
+    for number, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type", "function") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequestError(
+                f'tools[{number}] must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}, got {tool!r:.200}',
+                param="tools",
+            )
     choice = "auto" if tool_choice is None else tool_choice
-    if choice == "none":
+    if choice in ("none", "auto"):
         return
-    if choice == "auto":
-        raise NotSupportedError(
-            'tool_choice "auto" (the default with tools) needs a tool call parser, which is not supported yet; '
-            'with tool_choice "none" the tools are rendered into the prompt',
-            param="tool_choice",
-            value=choice,
-        )
     if choice == "required" or isinstance(choice, dict):
         raise NotSupportedError(
-            f'tool_choice {choice!r:.200} needs structured outputs, which are not supported yet; only "none" is',
+            f'tool_choice {choice!r:.200} needs structured outputs, which are not supported yet; "auto" and "none" are',
             param="tool_choice",
             value=choice,
         )

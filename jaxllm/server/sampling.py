@@ -54,9 +54,13 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
     return _params(request, defaults, max_tokens, **more)
 
 
-def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Raises InvalidRequestError where a value is out of its range. Without max_tokens the context is the limit."""
-    more: dict[str, Any] = {}
+def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any], *, keep_special_tokens: bool = False) -> SamplingParams:
+    """Raises InvalidRequestError where a value is out of its range. Without max_tokens the context is the limit.
+
+    Args:
+        keep_special_tokens: the output is parsed by markers that are special tokens, whatever the request says of them.
+    """
+    more: dict[str, Any] = {"skip_special_tokens": False} if keep_special_tokens else {}
     if request.logprobs and request.logprob_token_ids is None:
         more["logprobs"] = request.top_logprobs or 0
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens

@@ -12,6 +12,7 @@ from jaxllm import __version__
 from jaxllm.server.config import ServerConfig
 from jaxllm.server.errors import ModelNotFoundError, NotReadyError
 from jaxllm.server.logprobs import TokenTexts
+from jaxllm.server.output_formats import OutputFormats, settle_formats
 from jaxllm.server.tokenizing import Tokenizing
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ class Phase(enum.Enum):
 class Serving:
     """A started engine and what the server derives from it once."""
 
-    def __init__(self, engine: AsyncLLM, model_names: tuple[str, ...], model_root: str):
+    def __init__(self, engine: AsyncLLM, model_names: tuple[str, ...], model_root: str, formats: OutputFormats):
         self.engine = engine
+        self.formats = formats
         self.model_names = model_names
         self.model_root = model_root
         self.created = int(time.time())
@@ -58,8 +60,8 @@ class ServerState:
         self._serving: Serving | None = None
 
     def serve(self, engine: AsyncLLM, *, model_names: tuple[str, ...], model_root: str) -> None:
-        """Start to answer with `engine`."""
-        self._serving = Serving(engine, model_names, model_root)
+        """Start to answer with `engine`. Raises ConfigError where its output cannot be parsed as configured."""
+        self._serving = Serving(engine, model_names, model_root, settle_formats(self.config, engine.tokenizer))
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 

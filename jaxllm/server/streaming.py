@@ -118,11 +118,12 @@ def completion_chunk(
     )
 
 
-def finish_members(output: CompletionOutput) -> tuple[bytes, bytes]:
-    """JSON of `finish_reason`, and the member `stop_reason` of the same choice (empty before the end)."""
+def finish_members(output: CompletionOutput, finish_reason: str | None = None) -> tuple[bytes, bytes]:
+    """JSON of `finish_reason` (the output's, unless another is given), and the member `stop_reason` of the same choice (empty before
+    the end)."""
     if output.finish_reason is None:
         return b"null", b""
-    return _encode(output.finish_reason), b',"stop_reason":' + _encode(output.stop_reason)
+    return _encode(finish_reason or output.finish_reason), b',"stop_reason":' + _encode(output.stop_reason)
 
 
 def member(name: str, value: Any) -> bytes:

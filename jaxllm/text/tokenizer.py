@@ -145,6 +145,11 @@ class Tokenizer:
         """The template that a chat without tools is rendered with; None where the model has none."""
         return self._templates.default
 
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """All templates of the model by name, those for special occasions ("tool_use") included."""
+        return self._templates.templates
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -46,6 +46,7 @@ class OutputParser:
         self._source = Source()
         self._events: list[Event] = []
         self._finished = False
+        self._reasoning_is_over = False
         self._starts_in_reasoning = starts_in_reasoning
         strip = reasoning is not None and reasoning.strip
         self._content = Channel(
@@ -63,6 +64,11 @@ class OutputParser:
     def in_reasoning(self) -> bool:
         """Whether the text so far ends inside of reasoning."""
         return self._reasoning.active
+
+    @property
+    def reasoning_is_over(self) -> bool:
+        """Whether no reasoning can follow, so that all the rest is answer."""
+        return self._reasoning_is_over and not self.in_reasoning
 
     def feed(self, text: str) -> list[Event]:
         """What is certain with this further text."""
@@ -114,6 +120,7 @@ class OutputParser:
                 yield from self._think("" if opened is not None else space)
             else:
                 self._content.write(space)
+        self._reasoning_is_over = form is None or not form.anywhere
         yield from self._say()
 
     def _think(self, begun_with: str = "") -> Reading[None]:

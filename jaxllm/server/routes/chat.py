@@ -10,13 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.server.answers import AnswerPlan, AnswerReader
 from jaxllm.server.body import read_body
 from jaxllm.server.generating import Job, UsageCounter, collect, merged, new_job
 from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
+from jaxllm.server.parsers import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from jaxllm.server.prompts import chat_prompt
 from jaxllm.server.protocol import ChatCompletionRequest
-from jaxllm.server.responses import ChatChoice, ChatCompletion, ChatMessage, json_response
+from jaxllm.server.responses import ChatChoice, ChatCompletion, ChatMessage, FunctionCall, ToolCall, Usage, json_response
 from jaxllm.server.sampling import chat_params
 from jaxllm.server.scope import RequestScope
 from jaxllm.server.state import ServerState
@@ -34,11 +36,12 @@ async def chat_completions(request: Request) -> Response:
     serving = state.serving
     body = await read_body(request, ChatCompletionRequest)
     serving.model_name(body.model)
-    params = chat_params(body, serving.engine.default_sampling_params)
+    plan = AnswerPlan(state, body)
+    params = chat_params(body, serving.engine.default_sampling_params, keep_special_tokens=plan.keeps_special_tokens)
     prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
     names = {"logprobs": "top_logprobs"}
     job = new_job(state, request, body, prefix="chatcmpl", prompts=[prompt], params=params, field_names=names)
-    writer = _Writer(job, body, cached_tokens=state.config.enable_prompt_tokens_details)
+    writer = _Writer(job, body, plan, cached_tokens=state.config.enable_prompt_tokens_details)
     if body.stream:
         force = state.config.enable_force_include_usage
         usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
@@ -51,9 +54,11 @@ async def chat_completions(request: Request) -> Response:
 class _Writer:
     """Turns the engine's outputs into the response of one request."""
 
-    def __init__(self, job: Job, body: ChatCompletionRequest, *, cached_tokens: bool):
+    def __init__(self, job: Job, body: ChatCompletionRequest, plan: AnswerPlan, *, cached_tokens: bool):
         self._job = job
         self._body = body
+        self._plan = plan
+        self._readers: dict[int, AnswerReader] = {}
         self._counter = UsageCounter(job, details=cached_tokens)
         top = -1 if body.logprob_token_ids is not None else body.top_logprobs or 0
         self._form = LogprobFormat(job.serving.token_texts, top=top, as_token_ids=bool(body.return_tokens_as_token_ids))
@@ -61,6 +66,18 @@ class _Writer:
         last = body.messages[-1]
         self._role: str = "assistant" if generates_answer else last["role"]
         self._echoed = _text(last) if body.echo and last["role"] == self._role else ""
+
+    def _reader(self, choice: CompletionOutput) -> AnswerReader:
+        reader = self._readers.get(choice.index)
+        if reader is None:
+            job = self._job
+            reader = self._readers[choice.index] = self._plan.reader(job.prompts[0], skips_special_tokens=job.params.skip_special_tokens)
+        return reader
+
+    def _usage(self) -> Usage:
+        if self._plan.reasoning is not None:
+            self._counter.reasoning_tokens = sum(reader.reasoning_tokens for reader in self._readers.values())
+        return self._counter.usage()
 
     # ------------------------------------------------------------------------------------------------------ not streamed
 
@@ -73,7 +90,7 @@ class _Writer:
             model=job.model,
             system_fingerprint=job.serving.fingerprint,
             choices=[self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
-            usage=self._counter.usage(),
+            usage=self._usage(),
         )
         if body.prompt_logprobs is not None:
             result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._form)
@@ -82,16 +99,44 @@ class _Writer:
         return result
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
+        finish_reason = choice.finish_reason
+        if self._plan.parses:
+            reader = self._reader(choice)
+            message = self._message(reader.read(choice))
+            finish_reason = reader.finish_reason(choice)
+        else:
+            message = ChatMessage(role=self._role, content=self._echoed + choice.text)
         result = ChatChoice(
             index=choice.index,
-            message=ChatMessage(role=self._role, content=self._echoed + choice.text),
+            message=message,
             logprobs=self._form.chat(choice.token_ids, choice.logprobs or []) if self._body.logprobs else None,
-            finish_reason=choice.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=choice.stop_reason,
         )
         if self._body.return_token_ids:
             result.token_ids = choice.token_ids
         return result
+
+    def _message(self, events: list[Event]) -> ChatMessage:
+        content, reasoning = self._echoed, ""
+        calls: list[ToolCall] = []
+        for event in events:
+            if isinstance(event, ContentDelta):
+                content += event.text
+            elif isinstance(event, ReasoningDelta):
+                reasoning += event.text
+            elif isinstance(event, ToolCallStart):
+                calls.append(ToolCall(id=event.id or "", function=FunctionCall(event.name, "")))
+            else:
+                calls[event.index].function.arguments += event.text
+        message = ChatMessage(role=self._role, content=content or (None if calls or reasoning else ""))
+        if self._plan.reasoning is not None:
+            message.reasoning = reasoning or None
+            if self._plan.repeats_reasoning:
+                message.reasoning_content = message.reasoning
+        if calls:
+            message.tool_calls = calls
+        return message
 
     # ---------------------------------------------------------------------------------------------------------- streamed
 
@@ -108,17 +153,18 @@ class _Writer:
         opened = False
         async for _, output in merged(job):
             self._counter.add(0, output)
-            tail = usage.tail(self._counter.usage() if usage.continuous else None)
+            deltas = [self._deltas(choice) for choice in output.outputs]
+            tail = usage.tail(self._usage() if usage.continuous else None)
             frames = []
             if not opened:
                 opened = True
                 frames += self._opening(head, tail)
-            for choice in output.outputs:
-                frames += self._frames(head, choice, tail)
+            for choice, parts in zip(output.outputs, deltas, strict=True):
+                frames += self._frames(head, choice, parts, tail)
             if frames:
                 yield b"".join(frames)
         if usage.include:
-            yield head.usage(self._counter.usage())
+            yield head.usage(self._usage())
 
     def _opening(self, head: ChunkHead, tail: bytes) -> list[bytes]:
         extra = member("prompt_token_ids", self._job.prompts[0].token_ids) if self._body.return_token_ids else b""
@@ -129,17 +175,42 @@ class _Writer:
                 frames.append(chat_chunk(head, index, _encode({"content": self._echoed}), tail))
         return frames
 
-    def _frames(self, head: ChunkHead, choice: CompletionOutput, tail: bytes) -> list[bytes]:
+    def _deltas(self, choice: CompletionOutput) -> list[bytes]:
+        """JSON of the deltas that an output of a choice makes."""
+        if not self._plan.parses:
+            return [_content(choice.text)] if choice.text else []
+        return [self._delta(event) for event in self._reader(choice).read(choice)]
+
+    def _delta(self, event: Event) -> bytes:
+        if isinstance(event, ContentDelta):
+            return _content(event.text)
+        if isinstance(event, ReasoningDelta):
+            text = _encode(event.text)
+            return b'{"reasoning":' + text + (b',"reasoning_content":' + text if self._plan.repeats_reasoning else b"") + b"}"
+        if isinstance(event, ToolCallStart):
+            call = {"index": event.index, "id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+            return _encode({"tool_calls": [call]})
+        return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (event.index, _encode(event.text))
+
+    def _frames(self, head: ChunkHead, choice: CompletionOutput, deltas: list[bytes], tail: bytes) -> list[bytes]:
         logprobs = _encode(self._form.chat(choice.token_ids, choice.logprobs)) if self._body.logprobs and choice.logprobs else b"null"
         extra = member("token_ids", choice.token_ids) if self._body.return_token_ids and choice.token_ids else b""
+        if not deltas and (logprobs != b"null" or extra):
+            deltas = [_content("")]
         frames = []
-        if choice.text or logprobs != b"null" or extra:
-            delta = b'{"content":' + _encode(choice.text) + b"}"
+        for delta in deltas:
             frames.append(chat_chunk(head, choice.index, delta, tail, logprobs=logprobs, extra=extra))
+            # What an output says of its tokens is said once.
+            logprobs, extra = b"null", b""
         if choice.finish_reason is not None:
-            finish, stop = finish_members(choice)
+            reason = self._reader(choice).finish_reason(choice) if self._plan.parses else None
+            finish, stop = finish_members(choice, reason)
             frames.append(chat_chunk(head, choice.index, b"{}", tail, finish=finish, extra=stop))
         return frames
+
+
+def _content(text: str) -> bytes:
+    return b'{"content":' + _encode(text) + b"}"
 
 
 def _text(message: dict[str, object]) -> str:
