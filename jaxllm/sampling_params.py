@@ -17,6 +17,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
 # Token sequences that `bad_words` may come to, each word counted with and without a leading space.
 MAX_BAD_WORD_SEQUENCES = 128
+MAX_BAD_WORD_CHARS = 1024
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 LOGIT_BIAS_LIMIT = 100.0
@@ -143,6 +144,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         _require_number("min_p", self.min_p, lambda v: 0 <= v <= 1, "a number from 0 to 1")
 
     def _check_lists(self) -> None:
+        self._check_sizes()
         for name in ("stop", "bad_words"):
             for item in getattr(self, name):
                 if not isinstance(item, str) or not item:
@@ -162,6 +164,23 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
             )
         if self.logit_bias is not None:
             self.logit_bias = {int(token): _clamped_bias(token, bias) for token, bias in self.logit_bias.items()}
+
+    def _check_sizes(self) -> None:
+        """What would take long to check item by item, or to tokenise, is refused by its size."""
+        words, bias = self.bad_words or (), self.logit_bias or {}
+        if len(words) > MAX_BAD_WORD_SEQUENCES:
+            raise InvalidRequestError(
+                f"bad_words may hold at most {MAX_BAD_WORD_SEQUENCES} words, got {len(words)}", param="bad_words", value=len(words)
+            )
+        longest = max((len(word) for word in words if isinstance(word, str)), default=0)
+        if longest > MAX_BAD_WORD_CHARS:
+            raise InvalidRequestError(
+                f"bad_words may hold words of at most {MAX_BAD_WORD_CHARS} characters, got one of {longest}", param="bad_words", value=longest
+            )
+        if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
+            raise InvalidRequestError(
+                f"logit_bias may hold at most {MAX_LOGIT_BIAS_ENTRIES} entries, got {len(bias)}", param="logit_bias", value=len(bias)
+            )
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True):

@@ -162,6 +162,19 @@ def test_bad_words_are_tokenised_with_and_without_a_leading_space(processor):
         processor.process("r", "hi", SamplingParams(bad_words=[f"w{i}" for i in range(65)]))
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bad_words", [f"w{i}" for i in range(10**5)]),
+        ("bad_words", ["w" * 10**6]),
+        ("logit_bias", dict.fromkeys(range(10**5), 1.0)),
+    ],
+)
+def test_what_would_take_long_to_read_is_refused_by_its_size(field, value):
+    with pytest.raises(InvalidRequestError, match=f"{field} may hold"):
+        SamplingParams(**{field: value})
+
+
 def test_sampler_table_bounds_bias_and_bans_together():
     processor = make(vocab_size=5000)
     bias = dict.fromkeys(range(1024), 1.0)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.core_types import NewRow
 from jaxllm.runner.admission import SlotParams, admitted_rows
 from jaxllm.runner.sampler import SlotState, _penalise, sample
 from jaxllm.runner.step import admit, count_history
@@ -222,7 +221,6 @@ def test_ids_without_text_are_never_drawn():
 
 
 def test_more_biases_than_the_table_holds_are_an_error():
-    params = SamplingParams(logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS_ENTRIES + 1), 1.0))
-    row = NewRow(0, "r", 1, [1], params, 0, [[1]])
+    params = SamplingParams(logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS_ENTRIES), 1.0))
     with pytest.raises(ValueError, match="1025 biases"):
-        admitted_rows({0: SlotParams(row.sampling_params, 1, 0)}, vocab_size=VOCAB, sink_slot=SLOTS, max_logprobs=5)
+        admitted_rows({0: SlotParams(params, 1, 0, banned=(5,))}, vocab_size=VOCAB, sink_slot=SLOTS, max_logprobs=5)
