@@ -175,7 +175,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         longest = max((len(word) for word in words if isinstance(word, str)), default=0)
         if longest > MAX_BAD_WORD_CHARS:
             raise InvalidRequestError(
-                f"bad_words may hold words of at most {MAX_BAD_WORD_CHARS} characters, got one of {longest}", param="bad_words", value=longest
+                f"bad_words may hold words of at most {MAX_BAD_WORD_CHARS} characters, got one of {longest}",
+                param="bad_words",
+                value=longest,
             )
         if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
             raise InvalidRequestError(
