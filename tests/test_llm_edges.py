@@ -228,7 +228,7 @@ def test_an_override_that_cannot_be_applied_keeps_the_engine_from_starting(model
 
 
 def test_constraints_that_are_not_offered_are_errors() -> None:
-    for name in ("structured_outputs", "guided_decoding", "guided_json", "regex", "json_schema"):
+    for name in ("guided_decoding", "guided_json", "regex", "json_schema"):
         with pytest.raises((TypeError, InvalidRequestError), match=name):
             SamplingParams(**{name: {"type": "object"}})
 

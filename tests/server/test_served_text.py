@@ -196,6 +196,8 @@ def test_a_request_whose_bans_leave_nothing_on_the_way_is_told_so(served: Served
         ("chat/completions", {"logprobs": True, "top_logprobs": 10**9}, "top_logprobs"),
         ("chat/completions", {"max_tokens": 10**9}, "max_tokens"),
         ("chat/completions", {"max_completion_tokens": 10**9}, "max_completion_tokens"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * (CONTEXT + 1000)}]}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * (CONTEXT - CHAT_TOKENS)}]}, "prompt"),
         ("completions", {"prompt": [10**6]}, "prompt"),
         ("completions", {"prompt": [-1]}, "prompt"),
         ("completions", {"n": 128, "max_tokens": 10**9}, "max_tokens"),
@@ -203,7 +205,7 @@ def test_a_request_whose_bans_leave_nothing_on_the_way_is_told_so(served: Served
         ("completions", {"stop_token_ids": [517], "min_tokens": 1}, "stop_token_ids"),
         ("completions", {"allowed_token_ids": [FIRST_BYTE_ID + ord("a")], "bad_words": ["a"]}, "allowed_token_ids"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_what_cannot_be_served_is_refused_while_others_go_on(served: Served, path: str, fields: dict[str, Any], param: str):
     prompt = {"messages": [{"role": "user", "content": "x"}]} if path.startswith("chat") else {"prompt": "x"}
