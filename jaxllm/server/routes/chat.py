@@ -10,16 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
-from jaxllm.server.answers import AnswerPlan, AnswerReader
+from jaxllm.server.answering import Answering, open_answering
 from jaxllm.server.body import read_body
-from jaxllm.server.generating import Job, UsageCounter, collect, merged, new_job
+from jaxllm.server.generating import collect, merged
 from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
 from jaxllm.server.parsers import ContentDelta, Event, ReasoningDelta, ToolCallStart
-from jaxllm.server.prompts import chat_prompt
 from jaxllm.server.protocol import ChatCompletionRequest
-from jaxllm.server.responses import ChatChoice, ChatCompletion, ChatMessage, FunctionCall, ToolCall, Usage, json_response
-from jaxllm.server.sampling import chat_params
+from jaxllm.server.responses import ChatChoice, ChatCompletion, ChatMessage, FunctionCall, ToolCall, json_response
 from jaxllm.server.scope import RequestScope
 from jaxllm.server.state import ServerState
 from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, chat_chunk, finish_members, member
@@ -33,33 +31,27 @@ _encode = msgspec.json.Encoder().encode
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     state: ServerState = request.app.state.server
-    serving = state.serving
     body = await read_body(request, ChatCompletionRequest)
-    serving.model_name(body.model)
-    plan = AnswerPlan(state, body)
-    params = chat_params(body, serving.engine.default_sampling_params, keep_special_tokens=plan.keeps_special_tokens)
-    prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
-    names = {"logprobs": "top_logprobs"}
-    job = new_job(state, request, body, prefix="chatcmpl", prompts=[prompt], params=params, field_names=names)
-    writer = _Writer(job, body, plan, cached_tokens=state.config.enable_prompt_tokens_details)
+    details = state.config.enable_prompt_tokens_details
+    answering = await open_answering(state, request, body, prefix="chatcmpl", cached_tokens=details)
+    writer = ChatWriter(answering)
     if body.stream:
         force = state.config.enable_force_include_usage
         usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
         return EventStream(state, writer.stream(usage))
     async with RequestScope(state, request.receive):
-        outputs = await collect(job)
+        outputs = await collect(answering.job)
     return json_response(writer.whole(outputs[0]))
 
 
-class _Writer:
+class ChatWriter:
     """Turns the engine's outputs into the response of one request."""
 
-    def __init__(self, job: Job, body: ChatCompletionRequest, plan: AnswerPlan, *, cached_tokens: bool):
-        self._job = job
-        self._body = body
-        self._plan = plan
-        self._readers: dict[int, AnswerReader] = {}
-        self._counter = UsageCounter(job, details=cached_tokens)
+    def __init__(self, answering: Answering):
+        self._answering = answering
+        self._job = job = answering.job
+        self._body = body = answering.body
+        self._plan = answering.plan
         top = -1 if body.logprob_token_ids is not None else body.top_logprobs or 0
         self._form = LogprobFormat(job.serving.token_texts, top=top, as_token_ids=bool(body.return_tokens_as_token_ids))
         generates_answer = not body.continue_final_message and body.add_generation_prompt is not False
@@ -67,30 +59,18 @@ class _Writer:
         self._role: str = "assistant" if generates_answer else last["role"]
         self._echoed = _text(last) if body.echo and last["role"] == self._role else ""
 
-    def _reader(self, choice: CompletionOutput) -> AnswerReader:
-        reader = self._readers.get(choice.index)
-        if reader is None:
-            job = self._job
-            reader = self._readers[choice.index] = self._plan.reader(job.prompts[0], skips_special_tokens=job.params.skip_special_tokens)
-        return reader
-
-    def _usage(self) -> Usage:
-        if self._plan.reasoning is not None:
-            self._counter.reasoning_tokens = sum(reader.reasoning_tokens for reader in self._readers.values())
-        return self._counter.usage()
-
     # ------------------------------------------------------------------------------------------------------ not streamed
 
     def whole(self, output: RequestOutput) -> ChatCompletion:
         job, body = self._job, self._body
-        self._counter.add(0, output)
+        self._answering.count(output)
         result = ChatCompletion(
             id=job.response_id,
             created=job.created,
             model=job.model,
             system_fingerprint=job.serving.fingerprint,
             choices=[self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
-            usage=self._usage(),
+            usage=self._answering.usage(),
         )
         if body.prompt_logprobs is not None:
             result.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._form)
@@ -99,18 +79,12 @@ class _Writer:
         return result
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
-        finish_reason = choice.finish_reason
-        if self._plan.parses:
-            reader = self._reader(choice)
-            message = self._message(reader.read(choice))
-            finish_reason = reader.finish_reason(choice)
-        else:
-            message = ChatMessage(role=self._role, content=self._echoed + choice.text)
+        message = self._message(self._answering.read(choice))
         result = ChatChoice(
             index=choice.index,
             message=message,
             logprobs=self._form.chat(choice.token_ids, choice.logprobs or []) if self._body.logprobs else None,
-            finish_reason=finish_reason,
+            finish_reason=self._answering.finish_reason(choice),
             stop_reason=choice.stop_reason,
         )
         if self._body.return_token_ids:
@@ -152,9 +126,9 @@ class _Writer:
         )
         opened = False
         async for _, output in merged(job):
-            self._counter.add(0, output)
+            self._answering.count(output)
             deltas = [self._deltas(choice) for choice in output.outputs]
-            tail = usage.tail(self._usage() if usage.continuous else None)
+            tail = usage.tail(self._answering.usage() if usage.continuous else None)
             frames = []
             if not opened:
                 opened = True
@@ -164,7 +138,7 @@ class _Writer:
             if frames:
                 yield b"".join(frames)
         if usage.include:
-            yield head.usage(self._usage())
+            yield head.usage(self._answering.usage())
 
     def _opening(self, head: ChunkHead, tail: bytes) -> list[bytes]:
         extra = member("prompt_token_ids", self._job.prompts[0].token_ids) if self._body.return_token_ids else b""
@@ -177,9 +151,7 @@ class _Writer:
 
     def _deltas(self, choice: CompletionOutput) -> list[bytes]:
         """JSON of the deltas that an output of a choice makes."""
-        if not self._plan.parses:
-            return [_content(choice.text)] if choice.text else []
-        return [self._delta(event) for event in self._reader(choice).read(choice)]
+        return [self._delta(event) for event in self._answering.read(choice)]
 
     def _delta(self, event: Event) -> bytes:
         if isinstance(event, ContentDelta):
@@ -203,8 +175,7 @@ class _Writer:
             # What an output says of its tokens is said once.
             logprobs, extra = b"null", b""
         if choice.finish_reason is not None:
-            reason = self._reader(choice).finish_reason(choice) if self._plan.parses else None
-            finish, stop = finish_members(choice, reason)
+            finish, stop = finish_members(choice, self._answering.finish_reason(choice))
             frames.append(chat_chunk(head, choice.index, b"{}", tail, finish=finish, extra=stop))
         return frames
 

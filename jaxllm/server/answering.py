@@ -1,0 +1,99 @@
+"""One conversation being answered: what every endpoint that answers one shares, whatever its request and response look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+
+from jaxllm.errors import InvalidRequestError
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.server.answers import AnswerPlan, AnswerReader
+from jaxllm.server.generating import Job, UsageCounter, new_job
+from jaxllm.server.parsers import ContentDelta, Event
+from jaxllm.server.prompts import chat_prompt
+from jaxllm.server.protocol import ChatCompletionRequest
+from jaxllm.server.responses import Usage
+from jaxllm.server.sampling import chat_params
+from jaxllm.server.state import ServerState
+
+
+class Answering:
+    """The engine's job for a conversation, and the parts of its answers: text, reasoning and tool calls.
+
+    Args:
+        cached_tokens: count the prompt's tokens that were found in the prefix cache.
+    """
+
+    def __init__(self, job: Job, body: ChatCompletionRequest, plan: AnswerPlan, *, cached_tokens: bool):
+        self.job = job
+        self.body = body
+        self.plan = plan
+        self._readers: dict[int, AnswerReader] = {}
+        self._counter = UsageCounter(job, details=cached_tokens)
+
+    def count(self, output: RequestOutput) -> None:
+        """Count the tokens of an output, once."""
+        self._counter.add(0, output)
+
+    def read(self, choice: CompletionOutput) -> list[Event]:
+        """The parts that an output of a choice makes certain."""
+        if not self.plan.parses:
+            return [ContentDelta(choice.text)] if choice.text else []
+        return self._reader(choice).read(choice)
+
+    def finish_reason(self, choice: CompletionOutput) -> str | None:
+        """Why a choice ended, once everything of it was read; None before."""
+        return self._reader(choice).finish_reason(choice) if self.plan.parses else choice.finish_reason
+
+    def usage(self) -> Usage:
+        """Tokens of the prompt, and of what was counted so far."""
+        if self.plan.reasoning is not None:
+            self._counter.reasoning_tokens = sum(reader.reasoning_tokens for reader in self._readers.values())
+        return self._counter.usage()
+
+    def _reader(self, choice: CompletionOutput) -> AnswerReader:
+        reader = self._readers.get(choice.index)
+        if reader is None:
+            job = self.job
+            reader = self._readers[choice.index] = self.plan.reader(job.prompts[0], skips_special_tokens=job.params.skip_special_tokens)
+        return reader
+
+
+async def open_answering(
+    state: ServerState,
+    request: Request,
+    body: ChatCompletionRequest,
+    *,
+    prefix: str,
+    cached_tokens: bool,
+    field_names: Mapping[str, str] | None = None,
+) -> Answering:
+    """Render a conversation and make a job of it; nothing runs yet.
+
+    Args:
+        prefix: what the response's id begins with.
+        field_names: fields of the endpoint's own request by the names that errors know: those of chat and of sampling parameters.
+
+    Raises:
+        InvalidRequestError: the model, a field, or the conversation cannot be served.
+    """
+    serving = state.serving
+    names = {"logprobs": "top_logprobs", **(field_names or {})}
+    try:
+        serving.model_name(body.model)
+        plan = AnswerPlan(state, body)
+        params = chat_params(body, serving.engine.default_sampling_params, keep_special_tokens=plan.keeps_special_tokens)
+        prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
+    except InvalidRequestError as error:
+        raise in_other_words(error, field_names or {}) from error
+    job = new_job(state, request, body, prefix=prefix, prompts=[prompt], params=params, field_names=names)
+    return Answering(job, body, plan, cached_tokens=cached_tokens)
+
+
+def in_other_words(error: InvalidRequestError, field_names: Mapping[str, str]) -> InvalidRequestError:
+    """The same error in terms of a request that names its fields otherwise."""
+    name = field_names.get(error.param or "")
+    if name is None:
+        return error
+    return type(error)(str(error).replace(str(error.param), name, 1), param=name, value=error.value)
