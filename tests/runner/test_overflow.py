@@ -98,6 +98,13 @@ def test_an_overflow_while_generating_ends_its_request_with_the_tokens_before_it
     assert len(results[4].logprobs) == 1
 
 
+def test_an_overflow_on_one_shard_is_seen_on_all(directory: Path) -> None:
+    engine = Engine(directory, dtype="float16", tensor_parallel_size=2)
+    results = engine.generate([[7, HOT, 8, 9], [7, 8, 9]], params())
+    assert_failed(results[0])
+    assert (results[1].error, len(results[1].tokens)) == (None, 12)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dtypes_of_a_larger_range_serve_the_same_prompts(directory: Path, dtype: str) -> None:
     engine = Engine(directory, dtype=dtype)
