@@ -111,19 +111,23 @@ def plan_memory(
     groups = cache_groups(model_def.cache_layers)
     page_bytes = [len(layers) * _layer_page_bytes(model_def, backend, limits.page_size, shards) for _, layers in groups.items()]
     wanted_len = max_model_len or model_def.max_model_len
-    if cache.kv_cache_memory_bytes is not None:
-        budget = cache.kv_cache_memory_bytes
-    else:
-        budget = total - weights - sampling_state - temporaries
-        if placement.mesh.devices.flat[0].platform == "cpu":
-            budget = min(budget, _CPU_CACHE_LIMIT)
     pools = _Pools(tuple(groups), page_bytes, limits)
-    if budget < pools.cost(limits.page_size):
+    fixed = f"weights ({_readable(weights)}), sampling state ({_readable(sampling_state)}) and temporaries ({_readable(temporaries)})"
+    left = total - weights - sampling_state - temporaries
+    lower = f"lower max_num_seqs (now {limits.max_num_seqs}) or max_num_batched_tokens (now {limits.max_num_batched_tokens})"
+    one_page = pools.cost(limits.page_size)
+    if left < one_page:
         raise OutOfMemoryPlanError(
-            f"weights ({_readable(weights)}), sampling state ({_readable(sampling_state)}) and temporaries ({_readable(temporaries)}) leave"
-            f" {_readable(max(budget, 0))} of {_readable(total)} for KV pages, which is not enough for one page; raise"
-            f" gpu_memory_utilization (now {cache.gpu_memory_utilization}), lower max_num_seqs (now {limits.max_num_seqs}) or"
-            f" max_num_batched_tokens (now {limits.max_num_batched_tokens}), or share the model over more devices"
+            f"{fixed} leave {_readable(max(left, 0))} of {_readable(total)} for KV pages, which is not enough for one page; raise"
+            f" gpu_memory_utilization (now {cache.gpu_memory_utilization}), {lower}, or share the model over more devices"
+        )
+    budget = cache.kv_cache_memory_bytes
+    if budget is None:
+        on_cpu = placement.mesh.devices.flat[0].platform == "cpu"
+        budget = min(left, _CPU_CACHE_LIMIT) if on_cpu else left
+    elif not one_page <= budget <= left:
+        raise OutOfMemoryPlanError(
+            f"kv_cache_memory_bytes={budget} must be from {one_page} (one page) to {left}: what {fixed} leave of {_readable(total)}"
         )
     tokens = pools.tokens_for(budget, at_most=limits.max_num_seqs * wanted_len)
     longest = pools.longest_sequence(tokens)

@@ -13,7 +13,8 @@ from tests.runner.harness import Engine, greedy
 
 MAX_DELTA = 2e-4
 
-ENGINE_CASES = [name for name, case in CASES.items() if case.num_steps]
+# The mathematics of every case is compared in tests/golden; here one case for each way of keeping and reading the cache.
+ENGINE_CASES = ["llama", "mistral", "mistral_window", "qwen2", "qwen3", "qwen3_types_mixed", "gemma3", "gpt2"]
 
 
 @pytest.mark.heavy

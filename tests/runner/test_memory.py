@@ -72,6 +72,12 @@ def test_a_plan_that_cannot_fit_says_what_to_turn(monkeypatch):
         plan()
 
 
+@pytest.mark.parametrize("size", [1, 2**60])
+def test_a_cache_size_that_cannot_be_is_refused_by_its_name(size):
+    with pytest.raises(OutOfMemoryPlanError, match=rf"kv_cache_memory_bytes={size} must be from \d+ \(one page\) to \d+"):
+        plan(kv_cache_memory_bytes=size)
+
+
 def test_the_share_of_memory_is_honoured(monkeypatch):
     class Memory:
         available = 10 * 2**30
