@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxllm.config import EngineConfig
     from jaxllm.llm import LLM
     from jaxllm.outputs import CompletionOutput, RequestOutput
-    from jaxllm.sampling_params import BeamSearchParams, SamplingParams
+    from jaxllm.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -23,11 +23,22 @@ _HOME = {
     "EngineConfig": "jaxllm.config",
     "SamplingParams": "jaxllm.sampling_params",
     "BeamSearchParams": "jaxllm.sampling_params",
+    "StructuredOutputsParams": "jaxllm.sampling_params",
     "RequestOutput": "jaxllm.outputs",
     "CompletionOutput": "jaxllm.outputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -297,9 +297,9 @@ class _Stream:
 async def _process(
     front: Front, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, deadline: float | None
 ) -> ProcessedRequest:
-    """Check a request; a long text is tokenised in a thread."""
+    """Check a request; a long text is tokenised, and a grammar compiled, in a thread."""
     options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    if isinstance(text, str) and len(text) > _INLINE_CHARS:
+    if (isinstance(text, str) and len(text) > _INLINE_CHARS) or getattr(params, "structured_outputs", None) is not None:
         return await asyncio.to_thread(front.input.process, request_id, prompt, params, **options)
     return front.input.process(request_id, prompt, params, **options)

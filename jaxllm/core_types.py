@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from jaxllm.sampling_params import SamplingParams
 
@@ -68,6 +69,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     # The stop token id that ended the request; None on end-of-sequence.
     stop_reason: int | None = None
+    # Whether the request ended because its grammar allows nothing more: its last token is then text, not a mark of the end.
+    grammar_complete: bool = False
     # Why the request failed, where finish_reason is "error" or a deadline aborted it.
     error: str | None = None
     error_kind: ErrorKind | None = None
@@ -188,6 +191,8 @@ class SchedulerOutput:
     new_rows: list[NewRow] = field(default_factory=list)
     # Slots whose host-side bans must be refreshed before this step (multi-token bad words): slot -> banned token ids.
     banned_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    # Ids that rows with an output grammar may sample in this step: slot -> [ceil(V / 32)] uint32, bit by bit, lowest first.
+    masks: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -12,8 +12,10 @@ from jaxllm.config import EngineConfig
 from jaxllm.core_types import CacheKind, EngineInfo
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
+from jaxllm.engine.structured_output import GrammarMasks
 from jaxllm.errors import ConfigError
 from jaxllm.model_files import ModelFiles
+from jaxllm.text.grammar_compiler import grammar_compiler
 
 if TYPE_CHECKING:
     import jax
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from jaxllm.models.build import ModelDef
     from jaxllm.runner.memory import Limits, MemoryPlan
     from jaxllm.runner.mesh import Placement
+    from jaxllm.text.tokenizer import Tokenizer
     from jaxllm.weights.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -29,11 +32,11 @@ _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def start_engine(
-    config: EngineConfig, files: ModelFiles | None = None, num_sampled_ids: int | None = None
+    config: EngineConfig, files: ModelFiles | None = None, tokenizer: Tokenizer | None = None
 ) -> tuple[EngineCore, EngineInfo]:
     """Load the model that `config` names and make an engine of it. Imports jax; takes seconds to minutes.
 
-    `files` and `num_sampled_ids` (the tokenizer's size) save the work of finding them again where the caller has them.
+    `files` and `tokenizer` save the work of finding and loading them again where the caller has them.
 
     Raises:
         ConfigError: options that the model or the devices cannot have.
@@ -46,10 +49,10 @@ def start_engine(
             from jaxllm.weights.download import resolve_model
 
             files = resolve_model(config.model)
-        if num_sampled_ids is None:
+        if tokenizer is None:
             from jaxllm.text.tokenizer import load_tokenizer
 
-            num_sampled_ids = load_tokenizer(files).vocab_size
+            tokenizer = load_tokenizer(files)
     with phases("jax"):
         import jax
 
@@ -79,7 +82,7 @@ def start_engine(
         params = _load(model_def, checkpoint, placement, config.model.seed)
         jax.block_until_ready(params)
     with phases("compile"):
-        runner = _runner(config, model_def, params, plan, limits, placement, backend, num_sampled_ids)
+        runner = _runner(config, model_def, params, plan, limits, placement, backend, tokenizer.vocab_size)
     scheduler = Scheduler(
         plan.cache_spec,
         max_num_seqs=limits.max_num_seqs,
@@ -89,6 +92,7 @@ def start_engine(
         enable_prefix_caching=config.cache.enable_prefix_caching,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         seed=config.model.seed,
+        grammars=GrammarMasks(grammar_compiler(tokenizer, model_def.vocab_size), model_def.vocab_size),
     )
     info = EngineInfo(
         max_model_len=plan.max_model_len,

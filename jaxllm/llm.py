@@ -65,7 +65,7 @@ class LLM:
 
         files = resolve_model(config.model)
         tokenizer, defaults = load_text_side(config.model, files)
-        core, info = start_engine(config, files, tokenizer.vocab_size)
+        core, info = start_engine(config, files, tokenizer)
         self.config = config
         self.info: EngineInfo = info
         self._client = InprocClient(core, info)

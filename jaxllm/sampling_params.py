@@ -31,6 +31,84 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2
 
 
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the output must look like. Exactly one of the first six is set.
+
+    json: a JSON schema, as an object or as text. regex: a regular expression that the whole output matches. choice: the output is one of
+    these strings. grammar: a context-free grammar, Lark or GBNF. json_object: any JSON object. structural_tag: free text with
+    constrained parts, as an object or as text.
+
+    Of JSON: `whitespace_pattern` is a regular expression of the whitespace that may stand between two tokens (by default a space, or a
+    newline and an indentation); `disable_any_whitespace` allows none; `disable_additional_properties` closes objects that name their
+    properties and do not say whether there may be others.
+
+    Raises:
+        InvalidRequestError: none or several are set, or one is of a wrong type. Schemas and grammars are read where a request is accepted.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in STRUCTURED_OUTPUT_KINDS if self._is_given(name)]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                f"structured_outputs must set exactly one of {', '.join(STRUCTURED_OUTPUT_KINDS)}; got {' and '.join(given) or 'none'}",
+                param="structured_outputs",
+            )
+        for name, kinds, wanted in _STRUCTURED_TYPES:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                self._refuse(name, wanted, value)
+        if self.choice is not None and (not self.choice or not all(isinstance(item, str) for item in self.choice)):
+            self._refuse("choice", "a list of at least one string", self.choice)
+        about_json = self.json is not None or self.json_object
+        for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+            if getattr(self, name) and not about_json:
+                raise InvalidRequestError(
+                    f"structured_outputs.{name} belongs to json and json_object; it means nothing for {given[0]}",
+                    param="structured_outputs",
+                )
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise InvalidRequestError(
+                "structured_outputs.disable_any_whitespace and whitespace_pattern exclude each other; send one", param="structured_outputs"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The one of `STRUCTURED_OUTPUT_KINDS` that is set."""
+        return next(name for name in STRUCTURED_OUTPUT_KINDS if self._is_given(name))
+
+    def _is_given(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not (name == "json_object" and value is False)
+
+    @staticmethod
+    def _refuse(name: str, wanted: str, value: Any) -> None:
+        raise InvalidRequestError(f"structured_outputs.{name} must be {wanted}, got {value!r:.200}", param="structured_outputs")
+
+
+STRUCTURED_OUTPUT_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_STRUCTURED_TYPES: tuple[tuple[str, Any, str], ...] = (
+    ("json", (dict, str, bool), "a JSON schema: an object, or its text"),
+    ("regex", str, "a string"),
+    ("choice", (list, tuple), "a list of at least one string"),
+    ("grammar", str, "a string"),
+    ("json_object", bool, "true or false"),
+    ("structural_tag", (dict, str), "an object, or its text"),
+    ("disable_any_whitespace", bool, "true or false"),
+    ("disable_additional_properties", bool, "true or false"),
+    ("whitespace_pattern", str, "a string"),
+)
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
     """Sampling parameters of one request. Names, defaults and ranges are vLLM's.
 
@@ -64,10 +142,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
-    # Filled in by the input processor, never by users: token sequences of `bad_words`, and every id that ends the request.
+    # Filled in by the input processor, never by users: token sequences of `bad_words`, every id that ends the request, and the grammar
+    # (in llguidance's notation) that `structured_outputs` comes to.
     bad_words_token_ids: list[list[int]] | None = None
     eos_token_ids: list[int] = []
+    output_grammar: str | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -130,6 +211,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
             if getattr(self, name) is not None:
                 _require_int(name, getattr(self, name), lambda v: v >= -1, "an integer of at least 0, or -1 for all")
         self._check_lists()
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise InvalidRequestError(
+                f"structured_outputs must be StructuredOutputsParams, got {type(self.structured_outputs).__name__}",
+                param="structured_outputs",
+            )
         if self.truncate_prompt_tokens is not None:
             _require_int(
                 "truncate_prompt_tokens",

@@ -17,6 +17,9 @@ MAX_FAILED_STEPS = 8
 # Raised by the host over a value that it cannot use: that is one request's doing and says nothing about the device.
 _OVER_VALUES = (ValueError, TypeError, LookupError, ArithmeticError)
 
+# Seconds that an idle loop waits for a grammar to be compiled before it looks for other work.
+GRAMMAR_WAIT = 0.005
+
 _Enqueued = tuple[SchedulerOutput, StepHandle]
 
 
@@ -79,7 +82,7 @@ class EngineCore:
         return EngineOutputs(outputs=outputs, stats=stats)
 
     def _advance_plain(self) -> list[EngineOutput]:
-        step = self.scheduler.schedule()
+        step = self._schedule()
         if step is None:
             return []
         enqueued, error = self._enqueue(step)
@@ -96,6 +99,13 @@ class EngineCore:
         if step is not None and error is not None:
             outputs += self._fail(step, error)
         return outputs
+
+    def _schedule(self) -> SchedulerOutput | None:
+        step = self.scheduler.schedule()
+        if step is None and self._in_flight is None:
+            self.scheduler.await_grammars(GRAMMAR_WAIT)
+            step = self.scheduler.schedule()
+        return step
 
     def _enqueue(self, step: SchedulerOutput) -> tuple[_Enqueued | None, Exception | None]:
         try:

@@ -14,6 +14,8 @@ from jaxllm.core_types import EngineInfo, EngineRequest
 from jaxllm.engine.generation_config import GenerationDefaults
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.sampling_params import MAX_BAD_WORD_SEQUENCES, MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from jaxllm.text.grammar import output_grammar
+from jaxllm.text.grammar_compiler import grammar_compiler
 
 if TYPE_CHECKING:
     from jaxllm.text.tokenizer import Tokenizer
@@ -55,6 +57,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._priorities = priorities
+        self._grammars = grammar_compiler(tokenizer, info.vocab_size)
         self._max_logprobs = info.vocab_size if max_logprobs == -1 else min(max_logprobs, info.vocab_size)
         # Rows of the head beyond the tokenizer are padding: accepted in prompts, never sampled.
         self._num_sampled_ids = min(info.vocab_size, tokenizer.vocab_size)
@@ -203,12 +206,19 @@ class InputProcessor:
             _check_unicode("stop", stop)
         bad_words = self._tokenise_bad_words(params.bad_words)
         self._check_bans(params, bad_words)
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = output_grammar(params.structured_outputs)
+            self._grammars.check(grammar, self._defaults.eos_token_ids)
         return params.clone(
             max_tokens=max_tokens,
             # More than all is all.
             top_k=min(params.top_k, self._info.vocab_size),
             bad_words_token_ids=bad_words or None,
             eos_token_ids=self._defaults.eos_token_ids,
+            # The engine needs what it comes to, not how it was asked for.
+            structured_outputs=None,
+            output_grammar=grammar,
         )
 
     def _check_logprobs(self, params: SamplingParams) -> None:

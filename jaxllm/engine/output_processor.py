@@ -69,7 +69,7 @@ class _Sequence:
         token_ids = output.new_token_ids
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
         before = len(self.detokenizer.token_ids)
-        stop = self.detokenizer.update(token_ids, stop_terminated=output.finish_reason is FinishReason.STOP)
+        stop = self.detokenizer.update(token_ids, stop_terminated=output.finish_reason is FinishReason.STOP and not output.grammar_complete)
         if stop is not None:
             # Tokens behind the one that completed the stop string are no part of the output.
             token_ids = token_ids[: len(self.detokenizer.token_ids) - before]

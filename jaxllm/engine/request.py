@@ -6,6 +6,7 @@ import enum
 import hashlib
 
 from jaxllm.core_types import EngineRequest, TokenLogprobs
+from jaxllm.engine.structured_output import OutputGrammar
 
 
 class Status(enum.IntEnum):
@@ -36,6 +37,7 @@ class Request:
         "eos_ids",
         "first_page",
         "first_scheduled_time",
+        "grammar",
         "is_new_row",
         "key",
         "max_total",
@@ -63,7 +65,17 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, request: EngineRequest, *, sequence: int, by_priority: bool, max_len: int, num_groups: int, seed: int):
+    def __init__(
+        self,
+        request: EngineRequest,
+        *,
+        sequence: int,
+        by_priority: bool,
+        max_len: int,
+        num_groups: int,
+        seed: int,
+        grammar: OutputGrammar | None = None,
+    ):
         params = request.sampling_params
         self.request_id = request.request_id
         self.params = params
@@ -79,6 +91,7 @@ class Request:
         self.max_total = max_len if params.max_tokens is None else min(max_len, self.prompt_len + params.max_tokens)
         self.eos_ids = frozenset() if params.ignore_eos else frozenset(params.eos_token_ids)
         self.stop_ids = frozenset(params.stop_token_ids or ())
+        self.grammar = grammar
         self.bad_word_sequences = [word for word in params.bad_words_token_ids or () if len(word) > 1]
         self.seed = params.seed if params.seed is not None else _derived_seed(seed, request.request_id)
         self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
@@ -109,6 +122,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens of the sequence, those in flight included."""
         return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether what may be sampled next depends on the token sampled last, so that the request waits for one in flight."""
+        return self.grammar is not None or bool(self.bad_word_sequences)
 
     @property
     def num_outputs(self) -> int:

@@ -8,6 +8,8 @@ import time
 from bisect import insort
 from collections.abc import Iterable
 
+import numpy as np
+
 from jaxllm.config import SchedulingPolicy
 from jaxllm.core_types import (
     CacheSpec,
@@ -24,6 +26,7 @@ from jaxllm.core_types import (
 )
 from jaxllm.engine.kv_cache_manager import KVCacheManager
 from jaxllm.engine.request import Request, Status
+from jaxllm.engine.structured_output import GrammarMasks
 from jaxllm.engine.waiting_queue import WaitingQueue
 from jaxllm.errors import ConfigError, InvalidRequestError, QueueFullError
 
@@ -56,6 +59,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         max_num_queued_reqs: int | None = None,
         seed: int = 0,
+        grammars: GrammarMasks | None = None,
     ):
         self.kv = KVCacheManager(spec, enable_prefix_caching=enable_prefix_caching)
         self.max_num_seqs = max_num_seqs
@@ -63,6 +67,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_num_queued_reqs = max_num_queued_reqs
         self.seed = seed
+        self.grammars = grammars
         self._by_priority = policy == "priority"
         # The last sampled token is never stored, so a sequence may be one longer than its pages.
         positions = self.kv.max_positions()
@@ -136,6 +141,13 @@ class Scheduler:
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting and max_num_queued_reqs={self.max_num_queued_reqs}; try again later"
             )
+        grammar = None
+        if request.sampling_params.output_grammar is not None:
+            if self.grammars is None:
+                raise InvalidRequestError(
+                    "this engine was started without a tokenizer, which structured outputs need", param="structured_outputs"
+                )
+            grammar = self.grammars.start(request.sampling_params)
         self._sequence += 1
         entry = Request(
             request,
@@ -144,6 +156,7 @@ class Scheduler:
             max_len=self.max_len,
             num_groups=self.kv.num_groups,
             seed=self.seed,
+            grammar=grammar,
         )
         self._requests[entry.request_id] = entry
         self._waiting.push(entry)
@@ -215,7 +228,22 @@ class Scheduler:
             self._plan_suspect(plan, self._suspects[0])
         elif self._plan_running(plan) and self._waiting and self._free_slots:
             self._plan_waiting(plan)
-        return self._build(plan) if plan else None
+        masks = self._masks(plan)
+        return self._build(plan, masks) if plan else None
+
+    def waits_for(self, step: SchedulerOutput) -> bool:
+        """Whether most rows of a step in flight cannot go on before its results are in: then the next step is better decided after it."""
+        waiting = sum(request is not None and row.samples and request.needs_last_token for request, row in self._rows_of(step))
+        return 2 * waiting >= len(step.rows)
+
+    def _rows_of(self, step: SchedulerOutput) -> Iterable[tuple[Request | None, ScheduledRow]]:
+        return zip(self._steps.get(step.step_id, ()), step.rows, strict=False)
+
+    def await_grammars(self, seconds: float) -> None:
+        """Where nothing runs because grammars are being compiled: return when one is ready, or after `seconds`."""
+        grammars = [request.grammar for request in self._waiting if request.grammar is not None and not request.grammar.is_ready]
+        if grammars and not self._running:
+            GrammarMasks.wait(grammars, seconds)
 
     def _plan_running(self, plan: dict[Request, int]) -> bool:
         """Running rows, single tokens first so that long prompts do not starve them. False where one had to be preempted."""
@@ -238,8 +266,8 @@ class Scheduler:
         """Tokens that the request could compute now."""
         if request.status is not Status.RUNNING:
             return 0
-        if request.num_in_flight and (request.bad_word_sequences or request.num_tokens >= request.max_total):
-            # The next bans depend on the token in flight; or that token is the last one.
+        if request.num_in_flight and (request.needs_last_token or request.num_tokens >= request.max_total):
+            # What may come next depends on the token in flight; or that token is the last one.
             return 0
         return request.num_tokens - request.num_computed
 
@@ -259,8 +287,16 @@ class Scheduler:
     def _plan_waiting(self, plan: dict[Request, int]) -> None:
         budget = self.max_num_batched_tokens - sum(plan.values())
         passed_over: list[Request] = []
+        compiling: list[Request] = []
         while budget > 0 and len(passed_over) < len(self._free_slots) and self._waiting:
             request = self._waiting.pop()
+            if request.grammar is not None and not request.grammar.is_ready:
+                compiling.append(request)
+                continue
+            if request.grammar is not None and (error := request.grammar.failure) is not None:
+                self._waiting.push(request)
+                self._outputs.append(self._finish(request, FinishReason.ERROR, error=error, kind=ErrorKind.INVALID))
+                continue
             # A preempted request's token may still be in flight; or a running request is computing the very prefix that this one needs.
             if request.num_steps_in_flight or (num_new := self._admit(request, budget)) is None:
                 passed_over.append(request)
@@ -270,7 +306,7 @@ class Scheduler:
                 break
             plan[request] = num_new
             budget -= num_new
-        for request in passed_over:
+        for request in passed_over + compiling:
             self._waiting.push(request)
 
     def _admit(self, request: Request, budget: int) -> int | None:
@@ -303,10 +339,31 @@ class Scheduler:
         self._counts.num_preemptions += 1
         self._waiting.push(request)
 
-    def _build(self, plan: dict[Request, int]) -> SchedulerOutput:
+    def _masks(self, plan: dict[Request, int]) -> dict[Request, np.ndarray]:
+        """What rows with a grammar may sample. Requests for which nothing is left end here: done where the grammar may end."""
+        sampling = [
+            request
+            for request, num_new in plan.items()
+            if request.grammar is not None and request.num_computed + num_new == request.num_tokens
+        ]
+        if not sampling:
+            return {}
+        assert self.grammars is not None
+        masks = dict(zip(sampling, self.grammars.masks([request.grammar for request in sampling if request.grammar]), strict=True))
+        for request in [request for request, mask in masks.items() if not mask.any()]:
+            del masks[request], plan[request]
+            grammar = request.grammar
+            assert grammar is not None
+            if grammar.may_end:
+                self._outputs.append(self._finish(request, FinishReason.STOP))
+            else:
+                self._outputs.append(self._finish(request, FinishReason.ERROR, error=grammar.dead_end, kind=ErrorKind.INVALID))
+        return masks
+
+    def _build(self, plan: dict[Request, int], masks: dict[Request, np.ndarray]) -> SchedulerOutput:
         """Turn the plan into rows, single tokens first, and move the requests on."""
         self._step_id += 1
-        step = SchedulerOutput(self._step_id, [])
+        step = SchedulerOutput(self._step_id, [], masks={request.slot: mask for request, mask in masks.items()})
         order = [request for request, num_new in plan.items() if num_new == 1]
         order += [request for request, num_new in plan.items() if num_new > 1]
         for request in order:
@@ -382,19 +439,24 @@ class Scheduler:
         token = result.token_id
         assert token is not None
         request.token_ids.append(token)
+        if request.grammar is not None and (error := request.grammar.accept(token)) is not None:
+            return self._fail(request, f"the sampled token {token} does not fit the output grammar: {error}")
         reason, stop_reason = self._reason_to_stop(request, token)
         output = self._output(request) if reason is None else self._finish(request, reason, stop_reason=stop_reason)
         output.new_token_ids = [token]
+        output.grammar_complete = reason is FinishReason.STOP and stop_reason is None and token not in request.eos_ids
         if result.logprobs is not None:
             output.logprobs = [result.logprobs]
         return output
 
     def _reason_to_stop(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
-        if request.num_outputs >= request.params.min_tokens:
+        if request.grammar is not None or request.num_outputs >= request.params.min_tokens:
             if token in request.eos_ids:
                 return FinishReason.STOP, None
             if token in request.stop_ids:
                 return FinishReason.STOP, token
+        if request.grammar is not None and request.grammar.is_complete:
+            return FinishReason.STOP, None
         if len(request.token_ids) >= request.max_total:
             return FinishReason.LENGTH, None
         return None, None

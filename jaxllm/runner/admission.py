@@ -37,7 +37,8 @@ class SlotParams:
         entries = [(token, value, NEVER) for token, value in (params.logit_bias or {}).items()]
         entries += [(words[0], -math.inf, NEVER) for words in params.bad_words_token_ids or () if len(words) == 1]
         entries += [(token, -math.inf, NEVER) for token in self.banned]
-        if params.min_tokens:
+        # An output grammar comes with masks, which put the end off as far as it lets them.
+        if params.min_tokens and params.output_grammar is None:
             end = self.prompt_len + params.min_tokens
             entries += [(token, -math.inf, end) for token in {*params.eos_token_ids, *(params.stop_token_ids or ())}]
         return entries

@@ -23,7 +23,7 @@ from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits, MemoryPlan
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SlotState
-from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history
+from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history, write_masks
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _STEP_LOGPROBS = 20
 # Rows that a scoring program takes at once: bounds its [rows, V] logits.
 _SCORED_ROWS = 32
+# Masks written by one call: a fixed number, so that there is one program.
+MASK_ROWS = 16
 
 NOT_FINITE = "the model's logits are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
 NO_TOKEN_LEFT = "no token is left to sample: allowed_token_ids, bad_words and stop ids held off by min_tokens exclude every one"
@@ -82,6 +84,7 @@ class ModelRunner:
         buckets = bucket_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._programs = BucketPrograms(buckets, self._compile_step, self.guard, lazy=compile_config.enforce_eager)
         self._admit = jax.jit(admit, donate_argnums=0)
+        self._mask = jax.jit(write_masks, donate_argnums=0)
         self._count_history = jax.jit(count_history, donate_argnums=0)
         self._logprobs_of_rows = jax.jit(self._program.logprobs_of_rows)
         self._full_logprobs_of_rows = jax.jit(self._program.full_logprobs_of_rows)
@@ -125,6 +128,7 @@ class ModelRunner:
             )()
             # Writing to the sink slot only: compiles the small programs without an effect.
             self._write_slots({})
+            self._write_masks({})
             self._write_history(self._batches.sink_slot, [], 0)
         return temporaries
 
@@ -172,11 +176,23 @@ class ModelRunner:
         items = list(changed.items())
         for start in range(0, len(items), ADMIT_ROWS):
             self._write_slots(dict(items[start : start + ADMIT_ROWS]))
+        masks = list(step.masks.items())
+        for start in range(0, len(masks), MASK_ROWS):
+            self._write_masks(dict(masks[start : start + MASK_ROWS]))
 
     def _write_slots(self, rows: dict[int, SlotParams]) -> None:
         assert self._state is not None
         arrays = admitted_rows(rows, vocab_size=self._vocab_size, sink_slot=self._batches.sink_slot, max_logprobs=self._max_logprobs)
         self._state = self._state._replace(slots=self._admit(self._state.slots, arrays))
+
+    def _write_masks(self, masks: dict[int, np.ndarray]) -> None:
+        """At most MASK_ROWS of them: slot -> [ceil(V / 32)] uint32."""
+        assert self._state is not None
+        slots = np.full(MASK_ROWS, self._batches.sink_slot, np.int32)
+        words = np.zeros((MASK_ROWS, -(-self._vocab_size // 32)), np.uint32)
+        for i, (slot, mask) in enumerate(masks.items()):
+            slots[i], words[i] = slot, mask
+        self._state = self._state._replace(slots=self._mask(self._state.slots, slots, words))
 
     def _write_history(self, slot: int, token_ids: Sequence[int], prompt_len: int) -> None:
         assert self._state is not None

@@ -122,6 +122,11 @@ def admit(state: SlotState, rows: AdmittedRows) -> SlotState:
     return replace(state, **{name: getattr(state, name).at[slots].set(value) for name, value in values.items()})
 
 
+def write_masks(state: SlotState, slots: jax.Array, masks: jax.Array) -> SlotState:
+    """Let slots [N] sample only the ids of their masks [N, ceil(V / 32)] uint32; unused entries carry the sink slot."""
+    return replace(state, masked=state.masked.at[slots].set(True), mask=state.mask.at[slots].set(masks))
+
+
 def count_history(state: SlotState, slot: jax.Array, tokens: jax.Array, prompt_len: jax.Array, total: jax.Array) -> SlotState:
     """Set what penalties need to know of a slot: ids in the prompt, and how often each id was generated.
 

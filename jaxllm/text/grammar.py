@@ -1,0 +1,154 @@
+"""From structured output parameters to a grammar in llguidance's notation. Nothing here needs a tokenizer or compiles anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxllm.errors import InvalidRequestError
+from jaxllm.sampling_params import StructuredOutputsParams
+from jaxllm.text.gbnf import gbnf_to_lark, is_gbnf
+from jaxllm.text.structural_tag import structural_tag_to_lark
+
+# Of a schema, grammar or expression as text. Bounds how long it is read and how deep its chains of rules can be.
+MAX_GRAMMAR_CHARS = 512 * 1024
+# Of objects and lists in a schema or structural tag.
+MAX_JSON_DEPTH = 64
+# A space, or a newline and an indentation: a model cannot go on with whitespace for ever.
+WHITESPACE = r"( |\r?\n[ \t]{0,64})"
+
+
+def output_grammar(params: StructuredOutputsParams) -> str:
+    """The grammar that `params` comes to, for `GrammarCompiler`. What llguidance itself finds out (unsupported keywords of a schema,
+    errors in expressions and Lark grammars) shows when it is compiled.
+
+    Raises:
+        InvalidRequestError: what can be seen to be wrong without compiling.
+    """
+    from llguidance import LLMatcher
+
+    kind = params.kind
+    if kind in ("json", "json_object"):
+        schema = {"type": "object"} if kind == "json_object" else _schema("json", params.json)
+        return LLMatcher.grammar_from_json_schema(_schema_text(schema, params))
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(_checked_text("regex", params.regex))
+    if kind == "choice":
+        options = [_checked_text("choice", option) for option in params.choice or ()]
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(options)))}\n")
+    if kind == "grammar":
+        return LLMatcher.grammar_from_lark(_lark(params.grammar))
+    tag = _read_json("structural_tag", params.structural_tag)
+    if not isinstance(tag, Mapping):
+        raise _error("structural_tag", f"it must be an object, got {tag!r:.100}")
+    lark = structural_tag_to_lark(
+        tag, json_part=lambda schema: _schema_text(_schema("structural_tag", schema), params), grammar_part=lambda text: _lark(text)
+    )
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _lark(grammar: Any) -> str:
+    text = _checked_text("grammar", grammar)
+    return gbnf_to_lark(text) if is_gbnf(text) else text
+
+
+def _schema(name: str, value: Any) -> dict[str, Any]:
+    """A schema as an object; `true` allows everything."""
+    schema = _read_json(name, value)
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if not isinstance(schema, dict):
+        raise _error(name, f"a JSON schema is an object, true or false; got {schema!r:.100}")
+    return schema
+
+
+def _schema_text(schema: dict[str, Any], params: StructuredOutputsParams) -> str:
+    """The schema as text, with our options of llguidance over those that it brings."""
+    if schema == {"not": {}}:
+        raise _error("json", "the schema false matches nothing")
+    if params.disable_additional_properties:
+        schema = _closed(schema)
+    given = schema.get("x-guidance")
+    options = {**(given if isinstance(given, dict) else {}), "lenient": False}
+    if params.disable_any_whitespace:
+        options |= {"whitespace_flexible": False}
+        options.pop("whitespace_pattern", None)
+    else:
+        options["whitespace_pattern"] = WHITESPACE if params.whitespace_pattern is None else params.whitespace_pattern
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+
+def _closed(schema: Any) -> Any:
+    """`schema` with no other properties where an object names some and does not say."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: value if key in ("const", "enum", "default", "examples") else _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not {"additionalProperties", "unevaluatedProperties"} & schema.keys():
+        out["additionalProperties"] = False
+    return out
+
+
+def _read_json(name: str, value: Any) -> Any:
+    """A JSON value given as such or as text: it can be written, is not too large or deep, and holds only text that can be generated."""
+    if isinstance(value, str):
+        _checked_text(name, value)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise _error(name, f"it is not JSON: {error}") from error
+    for text, depth in _walk(value):
+        if depth > MAX_JSON_DEPTH:
+            raise _error(name, f"it nests more than {MAX_JSON_DEPTH} deep")
+        if text is not None:
+            _checked_text(name, text)
+    try:
+        size = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
+    except (TypeError, ValueError) as error:
+        raise _error(name, f"it is not JSON: {error}") from error
+    if size > MAX_GRAMMAR_CHARS:
+        raise _error(name, f"it has {size} characters; at most {MAX_GRAMMAR_CHARS} are read")
+    return value
+
+
+def _walk(value: Any) -> Iterator[tuple[str | None, int]]:
+    """Every string with its depth, and every container (as None) with its."""
+    stack = [(value, 0)]
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, str):
+            yield item, depth
+            continue
+        if not isinstance(item, Mapping | list | tuple):
+            continue
+        yield None, depth + 1
+        if depth > MAX_JSON_DEPTH:
+            continue
+        if isinstance(item, Mapping):
+            stack += [(key, depth + 1) for key in item]
+            item = item.values()
+        stack += [(part, depth + 1) for part in item]
+
+
+def _checked_text(name: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise _error(name, f"it must be text, got {text!r:.100}")
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise _error(name, f"it has {len(text)} characters; at most {MAX_GRAMMAR_CHARS} are read")
+    if "\0" in text:
+        raise _error(name, "it holds the character NUL, which no output may")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _error(name, "it holds a lone surrogate, which is not text") from None
+    return text
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _error(name: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs.{name} cannot be used: {reason}", param="structured_outputs")

@@ -1,0 +1,163 @@
+"""Compiling grammars against a tokenizer: llguidance's matchers, which say token by token what may come next.
+
+Matchers are made in threads with large stacks, since llguidance follows chains of rules recursively, and under limits of its own (steps
+and states) that end any compilation within a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from jaxllm.text.tokenizer import Tokenizer
+
+COMPILE_SECONDS = 10.0
+_STACK_BYTES = 1 << 30  # address space; only what is used becomes memory
+_THREADS = 2
+_CACHED_GRAMMARS = 64
+_MAX_REASON_CHARS = 600
+
+
+class GrammarCompiler:
+    """Makes matchers over the ids of one tokenizer, of a model whose logits have `vocab_size` columns.
+
+    Ids without text are never allowed. Special tokens are allowed where a grammar names them (`<|name|>` in Lark) and never as text;
+    end-of-sequence tokens where the grammar may end. Masks of its matchers have `vocab_size` + 1 bits, the last of which means nothing.
+    Thread-safe.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
+        self._cache: OrderedDict[tuple[str, tuple[int, ...]], LLMatcher] = OrderedDict()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+
+    def submit(self, grammar: str, eos_token_ids: Sequence[int]) -> Future[LLMatcher]:
+        """Compile in another thread. The result is a matcher of its own; the exception an InvalidRequestError."""
+        return self._submit(self._matcher, grammar, tuple(eos_token_ids))
+
+    def check(self, grammar: str, eos_token_ids: Sequence[int]) -> None:
+        """Compile and wait.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong, not supported, matches nothing, or goes beyond the limits.
+        """
+        self._submit(self._ll_tokenizer, tuple(eos_token_ids)).result()
+        future = self.submit(grammar, eos_token_ids)
+        try:
+            future.result(COMPILE_SECONDS)
+        except FutureTimeout:
+            future.cancel()
+            raise _error(f"compiling it takes more than {COMPILE_SECONDS:.0f} s; make it simpler") from None
+
+    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        with self._lock, _large_stacks():
+            return self._pool.submit(function, *args)
+
+    def _matcher(self, grammar: str, eos: tuple[int, ...]) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        key = grammar, eos
+        with self._lock:
+            known = self._cache.get(key)
+            if known is not None:
+                self._cache.move_to_end(key)
+        if known is None:
+            limits = LLParserLimits(verbose_errors=False)
+            known = LLMatcher(self._ll_tokenizer(eos), grammar, log_level=0, limits=limits)
+            if known.is_error():
+                raise _error(_reason(known.get_error()))
+            with self._lock:
+                self._cache[key] = known
+                while len(self._cache) > _CACHED_GRAMMARS:
+                    self._cache.popitem(last=False)
+        return known.deep_copy()
+
+    def _ll_tokenizer(self, eos: tuple[int, ...]) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        # Held while it is built (a second for a large vocabulary): others wait for the same one.
+        with _BUILDING:
+            known = self._tokenizers.get(eos)
+            if known is None:
+                vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, eos)
+                known = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
+                self._tokenizers[eos] = known
+            return known
+
+
+_BUILDING = threading.Lock()
+_compilers: weakref.WeakKeyDictionary[Tokenizer, dict[int, GrammarCompiler]] = weakref.WeakKeyDictionary()
+
+
+def grammar_compiler(tokenizer: Tokenizer, vocab_size: int) -> GrammarCompiler:
+    """The compiler of a tokenizer: the same one for the front and the engine where they share a process."""
+    with _BUILDING:
+        known = _compilers.setdefault(tokenizer, {})
+        if vocab_size not in known:
+            known[vocab_size] = GrammarCompiler(tokenizer, vocab_size)
+        return known[vocab_size]
+
+
+class _Vocabulary:
+    """What llguidance wants to know of a tokenizer. Ids without text have no bytes: they match nothing."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]):
+        size = min(tokenizer.vocab_size, vocab_size)
+        # One more than the logits have: see below.
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)] + [b""] * (vocab_size + 1 - size)
+        self.eos_token_ids = [token_id for token_id in eos if token_id < size]
+        self.special_token_ids = [token_id for token_id in {*tokenizer.all_special_ids, *self.eos_token_ids} if token_id < size]
+        if not self.eos_token_ids:
+            # llguidance must have one; this one lies behind the logits and is never sampled.
+            self.tokens[vocab_size] = b"<end of output>"
+            self.eos_token_ids = [vocab_size]
+            self.special_token_ids.append(vocab_size)
+        self.eos_token_id = self.eos_token_ids[0]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+@contextlib.contextmanager
+def _large_stacks() -> Any:
+    """Threads started inside get large stacks, where the platform lets them."""
+    before = threading.stack_size()
+    try:
+        threading.stack_size(_STACK_BYTES)
+    except (ValueError, RuntimeError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def _reason(message: str) -> str:
+    """llguidance's message for people: without the marks of its own machinery."""
+    message = message.replace("<non-verbose/>", "").strip()
+    if message.startswith("NoExtension"):
+        return "it matches no text at all"
+    return message if len(message) <= _MAX_REASON_CHARS else message[:_MAX_REASON_CHARS] + " ..."
+
+
+def _error(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs cannot be used: {reason}", param="structured_outputs")
