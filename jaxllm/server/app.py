@@ -12,7 +12,8 @@ from jaxllm.server.errors import install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
 from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware, RootPathMiddleware
 from jaxllm.server.openapi import install_openapi
-from jaxllm.server.routes import chat, completions, health, models, tokenize
+from jaxllm.server.responses_api.store import ResponseStore
+from jaxllm.server.routes import chat, completions, health, models, responses, tokenize
 from jaxllm.server.state import ServerState
 
 
@@ -29,7 +30,8 @@ def create_app(state: ServerState) -> FastAPI:
         openapi_url="/openapi.json" if docs else None,
     )
     app.state.server = state
-    for routes in (completions, chat, models, tokenize, health):
+    app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_responses_bytes)
+    for routes in (completions, chat, responses, models, tokenize, health):
         app.include_router(routes.router)
     install_error_handlers(app)
     install_openapi(app)

@@ -51,6 +51,8 @@ class ServerConfig:
     )
     shutdown_timeout: float = option(5.0, "Seconds that running requests may still take once the server is told to stop")
     max_request_body_size: int = option(32 * 2**20, "Largest request body in bytes")
+    max_stored_responses: int = option(1_000, "How many responses of /v1/responses are kept for retrieval and continuation; 0: none")
+    max_stored_responses_bytes: int = option(256 * 2**20, "Bytes that they may take in all, their conversations included")
     allowed_origins: tuple[str, ...] = option(("*",), "Origins that browsers may call from; repeatable, or a JSON list")
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that browsers may use from other origins; repeatable, or a JSON list")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that browsers may send from other origins; repeatable, or a JSON list")
@@ -78,6 +80,9 @@ class ServerConfig:
             raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout!r}")
         if not 0 <= self.shutdown_timeout < float("inf"):
             raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}")
+        for name in ("max_stored_responses", "max_stored_responses_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)!r}")
         if self.max_request_body_size < 1:
             raise ConfigError(f"max_request_body_size must be at least 1 byte, got {self.max_request_body_size!r}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

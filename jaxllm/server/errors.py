@@ -51,7 +51,11 @@ class UnauthorizedError(JaxllmError):
     """No API key, or a wrong one."""
 
 
-class ModelNotFoundError(InvalidRequestError):
+class NotFoundError(InvalidRequestError):
+    """The request names something that is not here."""
+
+
+class ModelNotFoundError(NotFoundError):
     """The request names a model that is not served."""
 
 
@@ -74,7 +78,7 @@ class ClientDisconnected(Exception):
 def status_of(error: BaseException) -> int:
     """The HTTP status that an exception stands for."""
     match error:
-        case ModelNotFoundError():
+        case NotFoundError():
             return 404
         case InvalidRequestError() | ValidationError():
             return 400

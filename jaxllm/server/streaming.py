@@ -6,7 +6,7 @@ A frame is put together from bytes that are the same in the whole stream and the
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -27,24 +27,46 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
+def frame_of(value: Any) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def frame_of_error(error: Exception) -> bytes:
+    return frame_of(error_body(error))
+
+
 class EventStream(Response):
-    """Sends frames as they come, and always ends with `[DONE]`.
+    """Sends frames as they come.
 
     The status line waits for the first frame: what fails before it is an ordinary error response. What fails later is sent as an
     event. The frames' generator is closed, and with it the generation, as soon as the client leaves.
+
+    Args:
+        failure: makes the event of what failed behind the first frame.
+        end: what every stream ends with.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, state: ServerState, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        state: ServerState,
+        frames: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str] | None = None,
+        *,
+        failure: Callable[[Exception], bytes] = frame_of_error,
+        end: bytes = DONE,
+    ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._state = state
         self._frames = frames
+        self._failure = failure
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        last = DONE
+        last = self._end
         try:
             async with aclosing(self._frames) as frames, RequestScope(self._state, receive):
                 async for frame in frames:
@@ -58,12 +80,8 @@ class EventStream(Response):
             if not started:
                 await error_response(error)(scope, receive, send)
                 return
-            last = frame_of(error_body(error)) + DONE
+            last = self._failure(error) + self._end
         await send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-def frame_of(value: Any) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
 
 
 class UsageMode:
