@@ -16,6 +16,7 @@ from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.server.responses import Usage
 from jaxllm.server.sampling import chat_params
 from jaxllm.server.state import ServerState
+from jaxllm.server.structured import constraint_field
 
 
 class Answering:
@@ -79,7 +80,9 @@ async def open_answering(
         InvalidRequestError: the model, a field, or the conversation cannot be served.
     """
     serving = state.serving
-    names = {"logprobs": "top_logprobs", **(field_names or {})}
+    constraint = constraint_field(body)
+    constraint = (field_names or {}).get(constraint, constraint)
+    names = {"logprobs": "top_logprobs", "structured_outputs": constraint, **(field_names or {})}
     try:
         serving.model_name(body.model)
         plan = AnswerPlan(state, body)

@@ -82,7 +82,7 @@ class Job:
         name = self.field_names.get(error.param or "")
         if name is None:
             return error
-        return type(error)(str(error).replace(f"{error.param} ", f"{name} ", 1), param=name, value=error.value)
+        return type(error)(str(error).replace(str(error.param), name, 1), param=name, value=error.value)
 
     def _check(self, output: RequestOutput) -> None:
         for choice in output.outputs:

@@ -21,18 +21,17 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), f"{_LATER}: the prompt is completed at its end"),
     "use_beam_search": ((False,), "is not served over HTTP; use LLM.beam_search"),
     "length_penalty": ((1,), "belongs to beam search; use LLM.beam_search"),
-    "structured_outputs": ((), _LATER),
-    "guided_json": ((), _LATER),
-    "guided_regex": ((), _LATER),
-    "guided_choice": ((), _LATER),
-    "guided_grammar": ((), _LATER),
-    "guided_whitespace_pattern": ((), _LATER),
-    "guided_decoding_backend": ((), _LATER),
-    "structural_tag": ((), _LATER),
-    "json_schema": ((), _LATER),
-    "regex": ((), _LATER),
-    "ebnf": ((), _LATER),
-    "grammar": ((), _LATER),
+    "guided_json": ((), "is gone; use structured_outputs.json"),
+    "guided_regex": ((), "is gone; use structured_outputs.regex"),
+    "guided_choice": ((), "is gone; use structured_outputs.choice"),
+    "guided_grammar": ((), "is gone; use structured_outputs.grammar"),
+    "guided_whitespace_pattern": ((), "is gone; use structured_outputs.whitespace_pattern"),
+    "guided_decoding_backend": ((), "is gone; there is one backend"),
+    "structural_tag": ((), "goes into structured_outputs or response_format"),
+    "json_schema": ((), "goes into response_format"),
+    "regex": ((), "goes into structured_outputs"),
+    "ebnf": ((), "is another server's name; use structured_outputs.grammar"),
+    "grammar": ((), "goes into structured_outputs"),
     "thinking_token_budget": ((-1,), _LATER),
     "repetition_detection": ((), _LATER),
     "return_token_offsets": ((False,), _LATER),
@@ -124,7 +123,10 @@ class GenerationRequest(ApiRequest):
     truncation_side: Literal["left", "right"] | None = Field(None, description="Where truncation cuts. Default: left")
     prompt_logprobs: Count = Field(None, description="Top log-probabilities per prompt token; not with stream")
     logprob_token_ids: list[Int] | None = Field(None, description="Token ids whose log-probabilities are wanted at every position")
-    response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"}')
+    response_format: dict[str, Any] | None = Field(None, description="type: text, json_object, json_schema or structural_tag")
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="One of json, regex, choice, grammar, json_object and structural_tag: what the output must look like"
+    )
     echo: bool | None = Field(None, description="Put the prompt (chat: the message being continued) before the output")
     add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens to text. Default: true; chat: false")
     priority: Int | None = Field(None, description="Lower is served first, with the priority policy")
@@ -145,11 +147,6 @@ class GenerationRequest(ApiRequest):
         if self.stop is not None and len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
                 f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", param="stop", value=len(self.stop)
-            )
-        kind = (self.response_format or {"type": "text"}).get("type")
-        if kind != "text":
-            raise NotSupportedError(
-                f"response_format.type must be 'text': structured outputs are not supported yet; got {kind!r:.200}", param="response_format"
             )
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from jaxllm.server.structured import structured_outputs
 
 # Request fields that are sampling parameters of the same name. Truncation and max_tokens are settled by the server.
 _SAME_NAME = (
@@ -40,6 +41,7 @@ def _params(request: GenerationRequest, defaults: Mapping[str, Any], max_tokens:
     # The default is a limit for everybody, as vLLM has it.
     limits = [value for value in (max_tokens, limit) if value is not None]
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    chosen["structured_outputs"] = structured_outputs(request)
     return SamplingParams(**{**defaults, **chosen, **more, "max_tokens": min(limits, default=None), "output_kind": kind})
 
 

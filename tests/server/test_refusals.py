@@ -130,10 +130,12 @@ def test_a_charset_in_the_content_type_is_fine(client: TestClient):
         ("grammar", 'root ::= "x"'),
         ("ebnf", 'root ::= "x"'),
         ("structural_tag", "{}"),
-        ("structured_outputs", {"regex": "a"}),
+        ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+        ("structured_outputs", {"regexp": "a"}),
+        ("structured_outputs", {}),
         ("prompt_embeds", "AAAA"),
         ("kv_transfer_params", {"a": 1}),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "yaml"}),
     ],
 )
 def test_fields_at_fault_are_named_with_their_value(client: TestClient, engine: FakeEngine, field: str, value: object):

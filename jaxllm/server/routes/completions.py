@@ -21,6 +21,7 @@ from jaxllm.server.sampling import completion_params
 from jaxllm.server.scope import RequestScope
 from jaxllm.server.state import ServerState
 from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, completion_chunk, finish_members, member
+from jaxllm.server.structured import constraint_field
 
 router = APIRouter(tags=["generation"])
 
@@ -34,7 +35,8 @@ async def completions(request: Request) -> Response:
     serving.model_name(body.model)
     params = completion_params(body, serving.engine.default_sampling_params)
     prompts = await completion_prompts(serving, body, params)
-    job = new_job(state, request, body, prefix="cmpl", prompts=prompts, params=params)
+    names = {"structured_outputs": constraint_field(body)}
+    job = new_job(state, request, body, prefix="cmpl", prompts=prompts, params=params, field_names=names)
     writer = _Writer(job, body, cached_tokens=state.config.enable_prompt_tokens_details)
     if body.stream:
         force = state.config.enable_force_include_usage
