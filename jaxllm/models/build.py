@@ -95,7 +95,7 @@ def define_model(
         raise ConfigError(f"dtype float16: activations of {family.architecture} pass its range; use bfloat16 or float32")
     config = HFConfig(hf_config)
     logical = family.to_spec(config, max_model_len)
-    config.refuse_unread(family.architecture)
+    config.refuse_unread(family.architecture, family.harmless_keys)
     spec = _shard(logical, tensor_parallel_size)
 
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spec, dtype)))

@@ -31,6 +31,7 @@ class Family:
         rules: for every parameter that a member may have.
         prefix: what checkpoint names of the decoder begin with.
         ignored: patterns of checkpoint tensors that carry nothing.
+        harmless_keys: of the config, that change nothing for this architecture.
         float16: whether activations stay within float16's range.
     """
 
@@ -39,6 +40,7 @@ class Family:
     rules: tuple[Rule, ...]
     prefix: str
     ignored: tuple[str, ...] = ()
+    harmless_keys: tuple[str, ...] = ()
     float16: bool = True
 
 

@@ -24,10 +24,6 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     head_dim = width // heads
     scale = head_dim**-0.5 if config.flag("scale_attn_weights", True) else 1.0
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
-    # These change the order of operations, summaries of other tasks, and the length of training examples.
-    for key in ("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj", "summary_activation",
-                "summary_proj_to_labels", "summary_first_dropout"):  # fmt: skip
-        config.get(key)
 
     def block(layer: int) -> BlockSpec:
         attend = AttendSpec(scale=scale / (layer + 1) if by_layer else scale)
@@ -74,4 +70,10 @@ _RULES = (
 # Causal masks that old checkpoints stored.
 _IGNORED = (r".*\.attn\.(bias|masked_bias)",)
 
-GPT2 = Family("GPT2LMHeadModel", _spec, _RULES, prefix="transformer.", ignored=_IGNORED)
+# The order of operations, heads of other tasks, and the length of training examples.
+_HARMLESS = (
+    "reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+    "summary_first_dropout",
+)  # fmt: skip
+
+GPT2 = Family("GPT2LMHeadModel", _spec, _RULES, prefix="transformer.", ignored=_IGNORED, harmless_keys=_HARMLESS)

@@ -7,7 +7,7 @@ change the mathematics and is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxllm.errors import ModelLoadError
@@ -97,8 +97,8 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {key}={value!r} is not supported; supported: {', '.join(sorted(choices))}")
         return choices[value]
 
-    def refuse_unread(self, architecture: str) -> None:
-        """Raise for keys that are set, were not read and are not harmless.
+    def refuse_unread(self, architecture: str, harmless: Collection[str] = ()) -> None:
+        """Raise for keys that are set, were not read and are harmless neither for every decoder nor for this architecture.
 
         Raises:
             ModelLoadError: such keys, with their values.
@@ -107,10 +107,11 @@ class HFConfig:
             raise ModelLoadError(
                 "config.json has a quantization_config: quantized checkpoints are not supported yet; use the unquantized model"
             )
+        known = self._read | _HARMLESS | set(harmless)
         unknown = {
             key: value
             for key, value in self._values.items()
-            if key not in self._read and key not in _HARMLESS and not key.startswith("_") and value is not None and value is not False
+            if key not in known and not key.startswith("_") and value is not None and value is not False
         }
         if unknown:
             listing = ", ".join(f"{key}={_short(value)}" for key, value in sorted(unknown.items()))

@@ -72,7 +72,7 @@ def read_rope(
     if kind not in _KINDS:
         raise ModelLoadError(f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_KINDS)}")
     theta = values.pop("rope_theta", default_theta)
-    if values.pop("partial_rotary_factor", 1.0) != 1.0:
+    if values.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelLoadError("config.json: partial_rotary_factor other than 1 is not supported for this architecture")
     unknown = values.keys() - _KINDS[kind].keys
     if unknown:
@@ -178,7 +178,8 @@ _KINDS = {
     "dynamic": _Kind(frozenset({"factor"}), _dynamic),
     "llama3": _Kind(frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}), _llama3),
     "yarn": _Kind(
-        frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _ORIGINAL}), _yarn
+        frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned", _ORIGINAL}),
+        _yarn,
     ),
     "longrope": _Kind(frozenset({"factor", "attention_factor", "short_factor", "long_factor", _ORIGINAL}), _longrope),
 }

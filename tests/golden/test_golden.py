@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import CONFIG_MAPPING
 
 from jaxllm.models.build import ModelDef, define_model
 from jaxllm.weights.hf import open_checkpoint
@@ -47,6 +48,19 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path
 def test_every_spelling_of_a_rope_means_the_same(name: str, spelling: int) -> None:
     case = CASES[name]
     models = [define_model(config, dtype="float32", max_model_len=case.max_model_len) for config in (case.config, case.spellings[spelling])]
+    assert models[0].spec == models[1].spec
+
+
+@pytest.mark.parametrize("use_diff", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_config_as_transformers_writes_it_means_the_same(name: str, use_diff: bool) -> None:
+    case = CASES[name]
+    values = {key: value for key, value in case.config.items() if key != "model_type"}
+    written = json.loads(CONFIG_MAPPING[case.config["model_type"]](**values).to_json_string(use_diff=use_diff))
+    models = [
+        define_model(config | {"architectures": case.config["architectures"]}, dtype="float32", max_model_len=case.max_model_len)
+        for config in (case.config, written)
+    ]
     assert models[0].spec == models[1].spec
 
 

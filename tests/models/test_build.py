@@ -215,7 +215,6 @@ def test_unsupported_architecture_lists_the_supported_ones() -> None:
     ("architecture", "changes", "named"),
     [
         ("LlamaForCausalLM", {"residual_multiplier": 0.22}, "residual_multiplier=0.22"),
-        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("LlamaForCausalLM", {"sliding_window": 8}, "sliding_window=8"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
@@ -318,3 +317,9 @@ def test_dynamic_base_grows_with_the_engine_s_longest_sequence() -> None:
 def test_ropes_that_cannot_be_honoured_are_refused(scaling: Any, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         define(tiny_config(rope_scaling=scaling))
+
+
+def test_partly_rotated_heads_are_refused_where_the_config_says_so() -> None:
+    with pytest.raises(ModelLoadError, match="partial_rotary_factor other than 1"):
+        define(tiny_config(partial_rotary_factor=0.5))
+    define(tiny_config(partial_rotary_factor=1.0))
