@@ -3,9 +3,12 @@
 set -eu
 . "$(dirname -- "$0")/environment.sh"
 
-# The build of jax that drives this machine's accelerator, found by its driver or its PCI vendor (Google's is 1ae0).
+# The build of jax that drives this machine's accelerator: CUDA 13 needs a driver of 580 or newer; a TPU shows by its vendor, 1ae0.
 accelerator_extra() {
-    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1) || driver=""
+    if [ "${driver:-0}" -ge 580 ] 2>/dev/null; then
+        echo cuda13
+    elif [ "${driver:-0}" -gt 0 ] 2>/dev/null; then
         echo cuda12
     elif grep -qs 0x1ae0 /sys/bus/pci/devices/*/vendor; then
         echo tpu

@@ -73,6 +73,27 @@ def test_the_first_run_sets_up_and_later_runs_go_straight_to_the_server(checkout
     assert second.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("answer", "installed"),
+    [
+        ("echo 580.95.05; echo 580.95.05", "[cuda13]"),
+        ("echo 535.104.12", "[cuda12]"),
+        ("echo NVIDIA-SMI has failed; exit 9", None),
+    ],
+)
+def test_the_driver_of_a_gpu_chooses_the_build_of_jax(checkout: Path, tmp_path: Path, answer: str, installed: str | None):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+    (tools / "nvidia-smi").chmod(0o755)
+
+    result = run(checkout, PATH=f"{tools}:{os.environ['PATH']}")
+
+    assert result.returncode == 0, result.stderr
+    assert ("[cuda" in trace(checkout)[-1]) == (installed is not None)
+    assert installed is None or installed in result.stderr
+
+
 @pytest.mark.parametrize("change", ["pyproject", "python", "stamp"])
 def test_what_the_environment_was_made_from_changes_and_it_is_made_again(checkout: Path, change: str):
     version = checkout / "version"
@@ -132,7 +153,7 @@ def test_a_named_python_that_does_not_exist_is_one_clear_line(checkout: Path):
 def test_no_python_at_all_is_one_clear_line(checkout: Path, tmp_path: Path):
     tools = tmp_path / "tools"
     tools.mkdir()
-    for tool in ("dirname", "cat", "cksum", "grep", "rm"):
+    for tool in ("dirname", "cat", "cksum", "cut", "grep", "head", "rm"):
         (tools / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
 
     result = run(checkout, path=str(tools))
