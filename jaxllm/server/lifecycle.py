@@ -143,11 +143,11 @@ async def _load(state: ServerState, engine_config: EngineConfig) -> AsyncLLM:
     engine = await _in_daemon_thread(build)
     try:
         await engine.start()
+        names = state.config.served_model_name or (engine.model_name,)
+        state.serve(engine, model_names=names, model_root=engine.model_name)
     except BaseException:
         engine.shutdown()
         raise
-    names = state.config.served_model_name or (engine.model_name,)
-    state.serve(engine, model_names=names, model_root=engine.model_name)
     return engine
 
 

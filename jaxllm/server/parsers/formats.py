@@ -62,6 +62,8 @@ class HeaderCalls(ToolFormat):
     # Groups `name` and, where the header holds one, `id`.
     header: re.Pattern[str] = _ANY_NAME
     dialect: Dialect = JSON
+    # A section may also be a list of these, as older models of the family write it.
+    listed: JsonCalls | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

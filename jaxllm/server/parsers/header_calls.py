@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxllm.server.parsers.calls import CallReader
 from jaxllm.server.parsers.formats import HeaderCalls
+from jaxllm.server.parsers.json_calls import read_json_section
 from jaxllm.server.parsers.literals import read_value
 from jaxllm.server.parsers.source import Malformed, Reading, markers
 
@@ -16,6 +17,9 @@ def read_header_calls(calls: CallReader, form: HeaderCalls) -> Reading[None]:
     ends = markers(*form.header_ends, *form.header_stops)
     closers = markers(*form.call_closes)
     yield from source.match(markers(*form.opens))
+    if form.listed is not None and (yield from _begins_list(calls)):
+        yield from read_json_section(calls, form.listed)
+        return
     while True:
         yield from source.space()
         yield from source.match(markers(*form.call_opens))
@@ -45,6 +49,15 @@ def read_header_calls(calls: CallReader, form: HeaderCalls) -> Reading[None]:
             return
         if (yield from source.peek()) == "" or (yield from _next(calls, form)) is False:
             raise Malformed
+
+
+def _begins_list(calls: CallReader) -> Reading[bool]:
+    """Whether a list of objects comes next, and not a marker in brackets; it is not read."""
+    source = calls.source
+    yield from source.space()
+    yield from source.available(2)
+    bracket, following = source.text[source.pos : source.pos + 1], source.text[source.pos + 1 : source.pos + 2]
+    return bracket == "[" and (following == "{" or following.isspace())
 
 
 def _next(calls: CallReader, form: HeaderCalls) -> Reading[bool]:

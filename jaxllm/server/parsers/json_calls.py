@@ -15,8 +15,13 @@ _MAX_SEPARATORS = 64
 
 def read_json_calls(calls: CallReader, form: JsonCalls) -> Reading[None]:
     """Read one section, its opening marker included."""
+    yield from calls.source.match(markers(*form.opens))
+    yield from read_json_section(calls, form)
+
+
+def read_json_section(calls: CallReader, form: JsonCalls) -> Reading[None]:
+    """Read what follows the marker that opens a section."""
     source = calls.source
-    yield from source.match(markers(*form.opens))
     yield from source.space()
     char = yield from source.peek()
     if char == "[":

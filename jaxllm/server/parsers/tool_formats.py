@@ -54,6 +54,8 @@ _LLAMA_JSON = JsonCalls(
 )
 _PYTHONIC = PythonCalls(name="pythonic", bare="[", known_names_only=True)
 
+_MISTRAL_LIST = JsonCalls(name="mistral_pre_v11", opens=("[TOOL_CALLS]",), ids=("id",), id_may_follow=True, id_style="mistral")
+
 _FORMATS: tuple[ToolFormat, ...] = (
     _HERMES,
     _QWEN_XML,
@@ -62,13 +64,14 @@ _FORMATS: tuple[ToolFormat, ...] = (
     PythonCalls(name="llama4_pythonic", opens=("<|python_start|>",), closes=("<|python_end|>",), bare="[", known_names_only=True),
     PythonCalls(name="olmo3", opens=("<function_calls>",), closes=("</function_calls>",), lines=True),
     PythonCalls(name="lfm2", opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),
-    JsonCalls(name="mistral_pre_v11", opens=("[TOOL_CALLS]",), ids=("id",), id_may_follow=True, id_style="mistral"),
+    _MISTRAL_LIST,
     HeaderCalls(
         name="mistral",
         opens=("[TOOL_CALLS]",),
         header_ends=("[ARGS]",),
         header_stops=("{",),
         header=re.compile(r"\s*(?P<name>[^\[\]{}\"]*?)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+))?\s*"),
+        listed=_MISTRAL_LIST,
         id_style="mistral",
     ),
     _DEEPSEEK_V3,
@@ -116,7 +119,7 @@ _FORMATS: tuple[ToolFormat, ...] = (
         silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     _GLM,
-    JsonCalls(name="granite", opens=("<|tool_call|>", "<tool_call>"), closes=()),
+    JsonCalls(name="granite", opens=("<|tool_call|>", "<tool_call>"), closes=("</tool_call>",)),
     JsonCalls(name="granite-20b-fc", opens=("<function_call>",)),
     JsonCalls(name="phi4_mini_json", opens=("functools",)),
     JsonCalls(name="internlm", opens=("<|action_start|><|plugin|>",), closes=("<|action_end|>",)),

@@ -122,6 +122,8 @@ TOOL_EXAMPLES: dict[str, list[Example]] = {
     "mistral": [
         Example('Sure.[TOOL_CALLS]search[ARGS]{"query": "cats & dogs", "limit": 3}[TOOL_CALLS]now[ARGS]{}', "Sure.", calls=[_SEARCH, _NOW]),
         Example('[TOOL_CALLS]search[CALL_ID]123456789[ARGS]{"limit": 3}', calls=[("search", {"limit": 3}, "123456789")]),
+        Example('[TOOL_CALLS] [{"name": "search", "arguments": {"limit": 3}}]', calls=[("search", {"limit": 3}, None)]),
+        Example("[TOOL_CALLS] [1]", "[TOOL_CALLS] [1]"),
         Example('[TOOL_CALLS]search{"limit": 3}', calls=[("search", {"limit": 3}, None)]),
     ],
     "deepseek_v3": [

@@ -92,6 +92,16 @@ def test_reasoning_is_read_as_the_suites_say(conformance_data: Path) -> None:
     assert not failures, "\n\n".join(failures)
 
 
+def test_the_end_of_reasoning_is_seen_where_the_suites_see_it(conformance_data: Path) -> None:
+    rows = [row for row in rows_of(conformance_data, "reasoning.jsonl") if row.get("is_reasoning_end") is not None]
+    assert rows
+    for row in rows:
+        parser = _reasoning_parser(row)
+        parser.feed(row["output"])
+        # A format that keeps reasoning in the answer has no end to see.
+        assert parser.in_reasoning is not row["is_reasoning_end"] or row["format"] == "minimax_m2_append", row["id"]
+
+
 def _check_row(row: Row, accepted: list[Row], make: Any) -> str:
     """What is wrong with a row; empty where nothing is."""
     output = row["output"]

@@ -44,7 +44,7 @@ def test_examples_are_read_right_under_every_cut(kind: str, name: str, example: 
         assert as_expected(example, parsed), (pieces, parsed)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(EXAMPLES), st.data())
 def test_random_cuts_change_nothing(case: tuple[str, str, Example], data: st.DataObject) -> None:
     kind, name, example = case
@@ -64,7 +64,7 @@ def fragments(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", TOOL_NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_no_text_breaks_a_tool_parser(name: str, data: st.DataObject) -> None:
     text = data.draw(fragments(name))
@@ -77,7 +77,7 @@ def test_no_text_breaks_a_tool_parser(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", REASONING_NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), inside=st.sampled_from([None, True, False]))
 def test_no_text_breaks_a_reasoning_parser(name: str, data: st.DataObject, inside: bool | None) -> None:
     text = data.draw(fragments(name))
@@ -89,7 +89,7 @@ def test_no_text_breaks_a_reasoning_parser(name: str, data: st.DataObject, insid
 
 
 @pytest.mark.parametrize("name", TOOL_NAMES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_text_without_calls_is_the_answer(name: str, text: str) -> None:
     if name == "openai" and "to=" in text:
@@ -98,7 +98,7 @@ def test_text_without_calls_is_the_answer(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(TOOL_NAMES) - {"openai"}))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_words_between_broken_calls_are_not_lost(name: str, data: st.DataObject) -> None:
     """Markers in any order with words between them: every word is in the answer, in a name or in arguments, once and in order."""
