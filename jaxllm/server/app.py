@@ -13,7 +13,7 @@ from jaxllm.server.lifecycle import bind, serve_forever
 from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware, RootPathMiddleware
 from jaxllm.server.openapi import install_openapi
 from jaxllm.server.responses_api.store import ResponseStore
-from jaxllm.server.routes import chat, completions, health, models, responses, tokenize
+from jaxllm.server.routes import chat, completions, health, messages, models, responses, tokenize
 from jaxllm.server.state import ServerState
 
 
@@ -31,7 +31,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_responses_bytes)
-    for routes in (completions, chat, responses, models, tokenize, health):
+    for routes in (completions, chat, responses, messages, models, tokenize, health):
         app.include_router(routes.router)
     install_error_handlers(app)
     install_openapi(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 from fastapi import FastAPI
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from jaxllm.errors import DeadlineExceededError, EngineDeadError, InvalidRequestError, JaxllmError, QueueFullError, RequestFailedError
 
@@ -34,6 +36,18 @@ _TYPES = {
 }
 
 
+_ANTHROPIC_PREFIX = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 class ErrorInfo(msgspec.Struct):
     message: str
     type: str
@@ -45,6 +59,19 @@ class ErrorBody(msgspec.Struct):
     """OpenAI's error body: {"error": {message, type, param, code}}."""
 
     error: ErrorInfo
+
+
+class AnthropicErrorInfo(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, kw_only=True):
+    """Anthropic's error body."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorInfo
+    request_id: str | None = None
 
 
 class UnauthorizedError(JaxllmError):
@@ -117,9 +144,17 @@ def error_body(error: BaseException) -> ErrorBody:
     return ErrorBody(ErrorInfo(message, _TYPES.get(status, HTTPStatus(status).phrase), param, status))
 
 
-def error_response(error: BaseException, *, headers: Mapping[str, str] | None = None) -> Response:
-    """The response for an exception, with Retry-After where trying again makes sense."""
-    body = error_body(error)
+def anthropic_error_body(error: BaseException) -> AnthropicErrorBody:
+    """The same for clients of the Messages API."""
+    info = error_body(error).error
+    return AnthropicErrorBody(error=AnthropicErrorInfo(_ANTHROPIC_TYPES.get(info.code, "api_error"), info.message))
+
+
+def error_response(error: BaseException, scope: Scope | None = None, *, headers: Mapping[str, str] | None = None) -> Response:
+    """The response for an exception, with Retry-After where trying again makes sense, in the form that its route's clients know."""
+    status = status_of(error)
+    path = scope["path"].removeprefix(scope.get("root_path", "")) if scope is not None else ""
+    body = anthropic_error_body(error) if path.startswith(_ANTHROPIC_PREFIX) else error_body(error)
     more = dict(headers or {})
     if isinstance(error, QueueFullError | NotReadyError):
         more["Retry-After"] = str(max(1, error.retry_after_s))
@@ -127,7 +162,7 @@ def error_response(error: BaseException, *, headers: Mapping[str, str] | None = 
         more["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers:
         more.update(error.headers)
-    return Response(msgspec.json.encode(body), body.error.code, more, media_type="application/json")
+    return Response(msgspec.json.encode(body), status, more, media_type="application/json")
 
 
 def _describe(error: ValidationError) -> tuple[str, str | None]:
@@ -150,7 +185,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Turn every exception of a route into its error body."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     async def gone(request: Request, error: Exception) -> Response:
         # Never sent: nginx' number for "client closed request" keeps the access log truthful.

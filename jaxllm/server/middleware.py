@@ -29,8 +29,8 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] != "OPTIONS" and self._guards(scope["path"]) and not self._knows(scope):
-            error = UnauthorizedError("unauthorized: send a valid API key as 'Authorization: Bearer KEY'")
-            await error_response(error)(scope, receive, send)
+            error = UnauthorizedError("unauthorized: send a valid API key as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'")
+            await error_response(error, scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -39,6 +39,9 @@ class ApiKeyMiddleware:
 
     def _knows(self, scope: Scope) -> bool:
         scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
+        if not key:
+            # As clients of the Messages API send it.
+            scheme, key = b"bearer", header(scope, b"x-api-key") or b""
         digest = hashlib.sha256(key.strip()).digest()
         found = False
         for known in self._digests:
@@ -60,7 +63,7 @@ class BodyLimitMiddleware:
         announced = header(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > self._limit:
             # The rest of the body is not read: the connection cannot be used again.
-            await error_response(self._error(int(announced)), headers={"Connection": "close"})(scope, receive, send)
+            await error_response(self._error(int(announced)), scope, headers={"Connection": "close"})(scope, receive, send)
             return
         received = 0
 

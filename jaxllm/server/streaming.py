@@ -78,7 +78,7 @@ class EventStream(Response):
             return
         except Exception as error:
             if not started:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             last = self._failure(error) + self._end
         await send({"type": "http.response.body", "body": last, "more_body": False})

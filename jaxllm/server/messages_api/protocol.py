@@ -1,0 +1,121 @@
+"""What requests to /v1/messages and /v1/messages/count_tokens may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.server.protocol import ApiRequest, Float, Int
+
+MIN_THINKING_BUDGET = 1024
+
+# Fields of Anthropic's API that nothing here stands behind: name -> (values that ask for nothing, why the others are refused).
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "container": ((), "is not offered: no code runs here"),
+    "mcp_servers": (([],), "is not offered; call tools at the client"),
+    "service_tier": (("auto", "standard_only"), "must be 'auto' or 'standard_only'; order requests with priority"),
+    "speed": (("standard",), "must be 'standard'"),
+}
+# Fields of chat completions that have another name here.
+_OTHER_NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+# Fields of chat completions that mean nothing for a message.
+_FOREIGN = (
+    "n",
+    "echo",
+    "logprobs",
+    "top_logprobs",
+    "continue_final_message",
+    "add_generation_prompt",
+    "prompt_logprobs",
+    "return_token_ids",
+)
+
+_TEXT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+
+
+class CountTokensRequest(ApiRequest):
+    """Body of POST /v1/messages/count_tokens."""
+
+    messages: list[dict[str, Any]] = Field(description="The conversation: objects with role and content (text, or a list of blocks)")
+    system: Annotated[Any, WithJsonSchema(_TEXT_SCHEMA)] = Field(None, description="System prompt: text, or a list of text blocks")
+    tools: list[dict[str, Any]] | None = Field(None, description="Tools that the model may call")
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = Field(None, description="enabled (with budget_tokens), adaptive or disabled")
+    output_config: dict[str, Any] | None = Field(None, description="effort: a variable for the chat template; format: json_schema")
+    output_format: dict[str, Any] | None = Field(None, description="Older name of output_config.format")
+    cache_control: dict[str, Any] | None = Field(None, description="Taken and not needed: every prefix is cached")
+    container: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens that the answer may have."""
+        return None
+
+    def check(self) -> None:
+        super().check()
+        for name, (neutral, reason) in _REFUSED.items():
+            value = getattr(self, name, None)
+            if value is not None and value not in neutral:
+                raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
+        for name in self.model_extra or {}:
+            if name in _OTHER_NAMES:
+                raise InvalidRequestError(f"{name} is a field of chat completions; use {_OTHER_NAMES[name]} here", param=name)
+            if name in _FOREIGN:
+                raise NotSupportedError(f"{name} is not offered for messages; use /v1/chat/completions", param=name)
+        if not _asks_for_nothing(self.context_management):
+            raise NotSupportedError(f"context_management is not offered; got {self.context_management!r:.200}", param="context_management")
+        if not self.messages:
+            raise InvalidRequestError("messages must not be empty", param="messages")
+        if self.thinking is not None:
+            self._check_thinking(self.thinking)
+
+    def _check_thinking(self, thinking: dict[str, Any]) -> None:
+        kind = thinking.get("type")
+        if kind not in ("enabled", "disabled", "adaptive"):
+            raise InvalidRequestError(f"thinking.type must be enabled, adaptive or disabled; got {kind!r:.200}", param="thinking.type")
+        budget = thinking.get("budget_tokens")
+        if kind != "enabled":
+            return
+        if not isinstance(budget, int) or isinstance(budget, bool) or budget < MIN_THINKING_BUDGET:
+            raise InvalidRequestError(
+                f"thinking.budget_tokens must be an integer of at least {MIN_THINKING_BUDGET}, got {budget!r:.200}",
+                param="thinking.budget_tokens",
+            )
+        if self.token_limit is not None and budget >= self.token_limit:
+            raise InvalidRequestError(
+                f"thinking.budget_tokens={budget} must be less than max_tokens={self.token_limit}", param="thinking.budget_tokens"
+            )
+
+
+def _asks_for_nothing(management: Any) -> bool:
+    """Whether every edit keeps everything."""
+    edits = management.get("edits") or [] if isinstance(management, dict) else management
+    return edits is None or (isinstance(edits, list) and all(isinstance(edit, dict) and edit.get("keep") == "all" for edit in edits))
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of POST /v1/messages. Sampling fields of chat completions (min_p, seed, ...) are taken as well."""
+
+    max_tokens: Int = Field(description="Most tokens to generate")
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Float | None = None
+    top_p: Float | None = None
+    top_k: Int | None = None
+    metadata: dict[str, Any] | None = Field(None, description="Taken and not used")
+    service_tier: str | None = None
+    speed: Literal["standard", "fast"] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens

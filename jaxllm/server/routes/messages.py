@@ -1,0 +1,70 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.server.answering import Answering, open_answering
+from jaxllm.server.body import read_body
+from jaxllm.server.chat import render_chat
+from jaxllm.server.generating import merged
+from jaxllm.server.messages_api.objects import MessageObject, TokenCount
+from jaxllm.server.messages_api.protocol import CountTokensRequest, MessagesRequest
+from jaxllm.server.messages_api.translate import FIELD_NAMES, chat_request
+from jaxllm.server.messages_api.writer import MessageWriter
+from jaxllm.server.openapi import documented
+from jaxllm.server.responses import json_response
+from jaxllm.server.scope import RequestScope
+from jaxllm.server.state import ServerState
+from jaxllm.server.streaming import EventStream
+
+router = APIRouter(tags=["messages"])
+
+
+@router.post("/v1/messages", **documented(MessagesRequest, MessageObject))
+async def create_message(request: Request) -> Response:
+    """Answer a conversation in the Messages API."""
+    state: ServerState = request.app.state.server
+    body = await read_body(request, MessagesRequest)
+    state.serving.model_name(body.model)
+    answering = await open_answering(state, request, chat_request(body), prefix="msg", cached_tokens=True, field_names=FIELD_NAMES)
+    writer = MessageWriter(answering, events=bool(body.stream))
+    if body.stream:
+        return EventStream(state, _frames(answering, writer), failure=writer.fail, end=b"")
+    async with RequestScope(state, request.receive):
+        async for _ in _frames(answering, writer):
+            pass
+    return json_response(writer.message)
+
+
+@router.post("/v1/messages/count_tokens", **documented(CountTokensRequest, TokenCount))
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a conversation has, with its system prompt and tools; also beyond the context."""
+    state: ServerState = request.app.state.server
+    serving = state.serving
+    body = await read_body(request, CountTokensRequest)
+    serving.model_name(body.model)
+    chat = chat_request(body)
+    text = render_chat(
+        serving.engine.tokenizer,
+        chat.messages,
+        tools=chat.tools,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        template_kwargs=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
+        trust_template=state.config.trust_request_chat_template,
+    )
+    ids = await serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)
+    return json_response(TokenCount(len(ids)))
+
+
+async def _frames(answering: Answering, writer: MessageWriter) -> AsyncGenerator[bytes, None]:
+    async with aclosing(merged(answering.job)) as outputs:
+        async for _, output in outputs:
+            yield writer.add(output)
