@@ -1,0 +1,70 @@
+"""How keys and values lie in pages of 32-bit words: [N, W, S, L], for N pages of S positions.
+
+A word of a 16-bit cache holds a key element in its low half and the value element of the same head, position and dimension in its high
+half (W = K KV heads); a 32-bit cache alternates key heads and value heads (W = 2K). L is the head dim padded to whole lanes of 128.
+
+Why words: sub-lane tiles of 8 x 128 words are full whatever the number of heads (a 16-bit [.., K, D] array pads one head to 16), a single
+transfer brings keys and values, and 32-bit rows can be addressed one by one. Heads come before positions: the keys of one head are then
+consecutive tiles, ready for the matrix unit, and pages split over devices along W.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+LANES = 128
+SUBLANES = 8
+DTYPES = ("bfloat16", "float32")
+
+
+class UnsupportedShapeError(ValueError):
+    """A shape or dtype that the kernel cannot run; the message says which one would do."""
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """L of the layout: whole lanes."""
+    return -(-head_dim // LANES) * LANES
+
+
+def cache_shape(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+    """The abstract array of one layer's pages.
+
+    Raises:
+        UnsupportedShapeError: a dtype that the matrix unit does not take, or pages that are not whole tiles.
+    """
+    dtype = jnp.dtype(dtype)
+    if dtype.name not in DTYPES:
+        raise UnsupportedShapeError(f"keys and values of {dtype.name} are not supported by the TPU kernel; {' and '.join(DTYPES)} are")
+    if page_size % SUBLANES:
+        raise UnsupportedShapeError(
+            f"pages of {page_size} positions are not whole tiles of a TPU; multiples of {SUBLANES} are (128 is best)"
+        )
+    words, word = (num_kv_heads, jnp.uint32) if dtype.itemsize == 2 else (2 * num_kv_heads, jnp.float32)
+    return jax.ShapeDtypeStruct((num_pages, words, page_size, padded_head_dim(head_dim)), word)
+
+
+def pack(k: jax.Array, v: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """k, v [T, K, D] of any float dtype as words [T, W, L] of a cache of `dtype`.
+
+    What is not finite becomes zero: masked positions have weight zero, and zero times NaN would carry one request's overflow into others.
+    """
+    padding = ((0, 0), (0, 0), (0, padded_head_dim(k.shape[-1]) - k.shape[-1]))
+    k, v = (jnp.pad(jnp.where(jnp.isfinite(x), x, 0).astype(dtype), padding) for x in (k, v))
+    if jnp.dtype(dtype).itemsize == 2:
+        low, high = (lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) for x in (k, v))
+        return low | (high << 16)
+    return jnp.stack((k, v), axis=2).reshape(k.shape[0], -1, k.shape[-1])
+
+
+def unpack(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Words [..., W, S, L] to keys and values [..., K, S, L] in float32, exactly."""
+    if words.dtype == jnp.uint32:
+        return split_word(words)
+    return words[..., 0::2, :, :], words[..., 1::2, :, :]
+
+
+def split_word(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values in float32 of uint32 words: bfloat16 is the upper half of float32."""
+    return lax.bitcast_convert_type(words << 16, jnp.float32), lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)

@@ -1,0 +1,93 @@
+"""Random ragged steps for the tests of paged attention kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.ragged_paged_attention import layout
+
+
+class Step(NamedTuple):
+    """The array arguments of `attend`, in its order."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    cache: jax.Array
+    page_table: jax.Array
+    q_starts: jax.Array
+    kv_lens: jax.Array
+    num_decodes: jax.Array
+
+
+def make_step(
+    rows: Sequence[tuple[int, int]],
+    num_tokens: int,
+    num_rows: int,
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 128,
+    page_size: int = 8,
+    pages_per_row: int = 6,
+    dtype: str = "float32",
+    window: int | None = None,
+    seed: int = 0,
+) -> Step:
+    """`rows` = [(tokens of this step, positions cached before)], decodes first. Pages behind the window are the sink, as in the engine.
+
+    Positions of a page that no row has written hold NaN: nothing may read them.
+    """
+    rng = np.random.default_rng(seed)
+    num_pages = num_rows * pages_per_row + 1
+    free = list(rng.permutation(np.arange(1, num_pages)))
+    table = np.zeros((num_rows, pages_per_row), np.int32)
+    q_starts, kv_lens = np.zeros(num_rows + 1, np.int32), np.zeros(num_rows, np.int32)
+    shape = layout.cache_shape(num_pages, page_size, num_kv_heads, head_dim, jnp.dtype(dtype))
+    pages = [jnp.array(rng.normal(size=(num_pages * page_size, num_kv_heads, head_dim)), dtype) for _ in range(2)]
+    words = layout.pack(*pages, jnp.dtype(dtype)).reshape(num_pages, page_size, shape.shape[1], shape.shape[3])
+    cache = np.array(jnp.swapaxes(words, 1, 2))
+    written = np.zeros((num_pages, page_size), bool)
+    written[0] = True
+    at = 0
+    for i, (new, cached) in enumerate(rows):
+        for p in range(-(-(new + cached) // page_size)):
+            behind = window is not None and (p + 1) * page_size <= cached + 1 - window
+            table[i, p] = 0 if behind else free.pop()
+        for position in range(cached):
+            written[table[i, position // page_size], position % page_size] = True
+        at += new
+        q_starts[i + 1 :] = at
+        kv_lens[i] = new + cached
+    nan = np.uint32(0x7FFF7FFF) if shape.dtype == jnp.uint32 else np.float32("nan")
+    cache = np.where(written[:, None, :, None], cache, nan)
+
+    def random(heads: int) -> jax.Array:
+        return jnp.array(rng.normal(size=(num_tokens, heads, head_dim)), dtype)
+
+    ones = [new for new, _ in rows]
+    num_decodes = next((i for i, new in enumerate(ones) if new != 1), len(ones))
+    return Step(
+        random(num_heads), random(num_kv_heads), random(num_kv_heads), jnp.array(cache), jnp.array(table), jnp.array(q_starts),
+        jnp.array(kv_lens), jnp.int32(num_decodes),
+    )  # fmt: skip
+
+
+def assert_same(got: tuple[jax.Array, jax.Array], want: tuple[jax.Array, jax.Array], step: Step, tolerance: float) -> None:
+    """Outputs of real tokens agree, padding is finite, and every written position holds the same bits."""
+    total, num_decodes = int(step.q_starts[-1]), int(step.num_decodes)
+    out, expected = (np.asarray(x[0], np.float32) for x in (got, want))
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out[:total], expected[:total], atol=tolerance, rtol=tolerance)
+    del num_decodes
+    for row in range(step.kv_lens.shape[0]):
+        for position in range(int(step.kv_lens[row])):
+            page, offset = int(step.page_table[row, position // step.cache.shape[2]]), position % step.cache.shape[2]
+            if page:
+                mine, theirs = (np.asarray(x[1][page, :, offset]).view(np.uint32) for x in (got, want))
+                np.testing.assert_array_equal(mine, theirs, err_msg=f"row {row}, position {position}")
