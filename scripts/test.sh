@@ -29,6 +29,7 @@ else
     check mypy
     check lint-imports
 fi
-check pytest "$@"
+# A file of tests goes to one process, since its fixtures are costly; -n 0 runs everything in this one.
+check pytest -n auto --dist loadfile "$@"
 [ -z "$failed" ] || fail "failed:$failed"
 say "all checks passed"
