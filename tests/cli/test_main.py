@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from jaxllm.cli.bench.main import BENCHMARKS
 from jaxllm.cli.main import COMMANDS, main, run_command
 from jaxllm.errors import ConfigError, ModelLoadError
 
@@ -21,10 +22,19 @@ def imported_by(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS), ["serve", "--help=all"], ["serve", "--nonsense"]]
+    "argv",
+    [
+        ["--help"],
+        ["--version"],
+        *([command, "--help"] for command in COMMANDS),
+        *(["bench", benchmark, "--help"] for benchmark in BENCHMARKS),
+        ["serve", "--help=all"],
+        ["serve", "--nonsense"],
+    ],
 )
 def test_help_and_mistakes_import_nothing_heavy(argv: list[str]):
-    assert imported_by(f"from jaxllm.cli.main import main; main({argv!r})") == set()
+    assert imported_by(f"from jaxllm.cli.bench.main import BENCHMARKS
+from jaxllm.cli.main import main; main({argv!r})") == set()
 
 
 @pytest.mark.parametrize("code", ["import jaxllm", "from jaxllm import SamplingParams, EngineConfig"])
