@@ -86,7 +86,7 @@ def _object(calls: CallReader, form: JsonCalls) -> Reading[None]:
         if char == ",":
             source.take(1)
             continue
-        if started and char != '"':
+        if started and char not in JSON.quotes:
             # A brace is missing, or something follows the arguments: they are whole nevertheless.
             break
         key = yield from read_text(source)
@@ -122,7 +122,7 @@ def read_arguments(calls: CallReader, writer: JsonWriter) -> Reading[None]:
     char = yield from source.peek()
     if char == "{":
         yield from read_value(source, writer, JSON)
-    elif char == '"':
+    elif char and char in JSON.quotes:
         value = json_of((yield from read_text(source)) or "{}")
         if value is None or value[0] != "{":
             raise Malformed
@@ -137,7 +137,7 @@ def read_arguments(calls: CallReader, writer: JsonWriter) -> Reading[None]:
 
 def _scalar_text(calls: CallReader) -> Reading[str | None]:
     """An id: a string, or another value as it is written."""
-    if (yield from calls.source.peek()) == '"':
+    if ((yield from calls.source.peek()) or " ") in JSON.quotes:
         return (yield from read_text(calls.source))
     out = JsonWriter()
     yield from read_value(calls.source, out, JSON)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxllm.server.parsers.json_writer import JsonWriter, encoded, encoded_inside
 from jaxllm.server.parsers.source import Malformed, Markers, Reading, Source, markers
@@ -47,10 +47,14 @@ class Dialect:
     tuples: bool = False
     bare_keys: bool = False
     bare_strings: bool = False
+    # A word without quotes is a string.
+    bare_words: bool = False
 
 
-JSON = Dialect()
+# Strings in single quotes are no JSON, but nothing else can be meant.
+JSON = Dialect(quotes="\"'")
 PYTHON = Dialect(quotes="\"'", loose_quotes=True, tuples=True)
+PYTHON_CALL = replace(PYTHON, bare_words=True)
 GEMMA4 = Dialect(string_marker='<|"|>', bare_keys=True, bare_strings=True)
 FUNCTION_GEMMA = Dialect(string_marker="<escape>", bare_keys=True, bare_strings=True)
 
@@ -151,7 +155,7 @@ def _begin_value(source: Source, out: JsonWriter, dialect: Dialect) -> Reading[b
         value = _atom(text) or (encoded(text) if text else None)
     else:
         text = yield from _ahead(source, _ATOM)
-        value = _atom(text)
+        value = _atom(text) or (encoded(text) if text and dialect.bare_words else None)
     if value is None:
         raise Malformed
     yield from source.run(_BARE_TEXT if dialect.bare_strings else _ATOM, _MAX_ATOM)

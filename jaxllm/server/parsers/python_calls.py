@@ -6,7 +6,7 @@ import re
 
 from jaxllm.server.parsers.calls import CallReader
 from jaxllm.server.parsers.formats import PythonCalls
-from jaxllm.server.parsers.literals import PYTHON, read_value, read_word
+from jaxllm.server.parsers.literals import PYTHON_CALL, read_value, read_word
 from jaxllm.server.parsers.source import Malformed, Reading, markers
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -67,7 +67,7 @@ def _call(calls: CallReader) -> Reading[None]:
             started = True
             writer.open("{")
         writer.key(key)
-        yield from read_value(source, writer, PYTHON)
+        yield from read_value(source, writer, PYTHON_CALL)
     if not started:
         calls.start(name)
     calls.end()

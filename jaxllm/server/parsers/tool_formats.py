@@ -185,6 +185,7 @@ _FORMATS: tuple[ToolFormat, ...] = (
         call_opens=("call:",),
         header_stops=("{",),
         dialect=GEMMA4,
+        silent=("<|tool_response>",),
     ),
     HeaderCalls(
         name="functiongemma",

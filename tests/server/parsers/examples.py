@@ -59,6 +59,10 @@ TOOL_EXAMPLES: dict[str, list[Example]] = {
             '<tool_call>{"name": "f", "arguments": {"a": "1\n\t2", "b": [True, None,], "c": 007,}}</tool_call>',
             calls=[("f", {"a": "1\n\t2", "b": [True, None], "c": 7}, None)],
         ),
+        Example(
+            "<tool_call>{'name': 'f', 'arguments': {'a': 'say \"x\"', 'b': 'it\\'s'}}</tool_call>",
+            calls=[("f", {"a": 'say "x"', "b": "it's"}, None)],
+        ),
         Example("no call: <tool_call>nothing</tool_call>", "no call: <tool_call>nothing</tool_call>"),
         Example('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>'),
         Example("a < b and <tool", "a < b and <tool"),
@@ -92,6 +96,7 @@ TOOL_EXAMPLES: dict[str, list[Example]] = {
     ],
     "pythonic": [
         Example("[search(query='cats & dogs', limit=3), now()]", calls=[_SEARCH, _NOW], tools=ALL),
+        Example("[search(query=cats, limit=+3)]", calls=[("search", {"query": "cats", "limit": 3}, None)], tools=ALL),
         Example("[1] see the list", "[1] see the list", tools=ALL),
         Example("[other(a=1)]", "[other(a=1)]", tools=ALL),
     ],

@@ -134,7 +134,7 @@ def _agrees(parsed: Parsed, expected: Row, row: Row) -> bool:
 
 
 def _tool_parser(row: Row) -> OutputParser:
-    name = row["format"]
+    name: str = row["format"]
     if not name.startswith("lcpp:"):
         return OutputParser(TOOL_FORMATS[name], schemas=row.get("tools"))
     template = name.removeprefix("lcpp:")
@@ -144,7 +144,7 @@ def _tool_parser(row: Row) -> OutputParser:
 
 
 def _reasoning_parser(row: Row) -> OutputParser:
-    name = row["format"]
+    name: str = row["format"]
     if name.startswith("lcpp:"):
         return _tool_parser(row)
     if "thinking_disabled" in row["source"] or "thinking disabled" in row["source"]:

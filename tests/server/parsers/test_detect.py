@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxllm.server.parsers import REASONING_FORMATS, TOOL_FORMATS, opens_reasoning, reasoning_format_of, tool_format_of
+from jaxllm.server.parsers import REASONING_FORMATS, TOOL_FORMATS, OutputParser, opens_reasoning, reasoning_format_of, tool_format_of
+from jaxllm.text.chat_template import ChatTemplates
+from tests.server.parsers.examples import tool as tool_of
+from tests.server.parsers.parsed import parse
 
 TEMPLATES: dict[str, tuple[str | None, str | None]] = {
     "Apertus-8B-Instruct": ("apertus", None),
@@ -80,6 +85,56 @@ def test_every_public_template_is_told_apart(conformance_data: Path) -> None:
         template = path.read_text()
         found[path.stem] = (tool_format_of(template), reasoning_format_of(template))
     assert found == TEMPLATES
+
+
+# Templates that do not render calls, leave them half written, or need variables that only they know.
+NOT_READ_BACK = {
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "Kimi-K2-Instruct",
+    "Kimi-K2-Thinking",
+    "LFM2-8B-A1B",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "fireworks-ai-llama-3-firefunction-v2",
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "vllm-tool_gemma3_pythonic",
+    "vllm-tool_glm4",
+    "vllm-tool_llama4_pythonic",
+    "vllm-tool_phi4_mini",
+}
+
+
+@pytest.mark.parametrize("name", sorted(name for name, (tool, _) in TEMPLATES.items() if tool and name not in NOT_READ_BACK))
+def test_calls_are_read_back_as_templates_write_them(conformance_data: Path, name: str) -> None:
+    templates = ChatTemplates({"default": (conformance_data / "chat_templates" / f"{name}.jinja").read_text()})
+
+    tool = tool_of("search", query={"type": "string", "description": "what"}, limit={"type": "integer", "description": "how many"})
+    tool["function"]["description"] = "Search."
+
+    def render(messages: list[dict[str, Any]], *, answer: bool) -> str:
+        return templates.render(
+            messages,
+            tools=[tool],
+            add_generation_prompt=answer,
+            continue_final_message=False,
+            chat_template=None,
+            content_format="auto",
+            documents=None,
+            special_tokens={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
+            variables={},
+        )
+
+    arguments = {"query": "Paris", "limit": 3}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "search", "arguments": json.dumps(arguments)}}
+    asked = [{"role": "user", "content": "hi"}]
+    prompt = render(asked, answer=True)
+    told = render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], answer=False)
+    # A template may open reasoning for an answer that is to come, and none for one that it shows: back to the last whole marker.
+    same = next((at for at, (one, other) in enumerate(zip(prompt, told, strict=False)) if one != other), len(prompt))
+    while same < len(prompt) and told[same - 1] not in ">\n":
+        same -= 1
+    form, reasoning = TEMPLATES[name]
+    parser = OutputParser(TOOL_FORMATS[form or ""], REASONING_FORMATS.get(reasoning or ""), schemas=[tool], starts_in_reasoning=False)
+    assert parse(parser, told[same:]).named == [("search", arguments)]
 
 
 @pytest.mark.parametrize(
