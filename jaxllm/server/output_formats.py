@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
+HARMONY_CALLS, HARMONY_REASONING = TOOL_FORMATS["openai"], REASONING_FORMATS["openai_gptoss"]
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,15 @@ class OutputFormats:
 
 
 def settle_formats(config: ServerConfig, tokenizer: Tokenizer) -> OutputFormats:
-    """Raises ConfigError where "auto" is asked of a template that shows no tool calls."""
+    """Raises ConfigError where "auto" is asked of a template that shows no tool calls, or formats exclude each other."""
     template = "\n".join(tokenizer.chat_templates.values())
     tools = _tool_format(config.tool_call_parser, template)
     reasoning = _reasoning_format(config.reasoning_parser, template)
+    if tools is HARMONY_CALLS and reasoning not in (None, HARMONY_REASONING):
+        raise ConfigError(f"reasoning_parser={config.reasoning_parser!r}: calls as openai writes them come with reasoning as openai_gptoss")
+    if tools is HARMONY_CALLS:
+        # Its channels cannot be told apart by halves.
+        reasoning = HARMONY_REASONING
     special = [tokenizer.added_tokens[token_id] for token_id in tokenizer.all_special_ids]
     return OutputFormats(tools, reasoning, _holds(tools, special), _holds(reasoning, special))
 
@@ -71,7 +77,7 @@ def _holds(form: ToolFormat | ReasoningFormat | None, special: list[str]) -> boo
     """Whether a special token stands in one of the format's markers."""
     if form is None:
         return False
-    if (not isinstance(form, ReasoningFormat) and form.name == "openai") or form.name == "openai_gptoss":
+    if form in (HARMONY_CALLS, HARMONY_REASONING):
         return True
     words: list[str] = []
     for field in dataclasses.fields(form):

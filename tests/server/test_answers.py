@@ -272,6 +272,20 @@ def test_markers_that_are_special_tokens_are_read(engine: FakeEngine):
     assert (message["reasoning"], message["content"]) == ("Hm.", "Yes")
 
 
+def test_harmony_is_read_whole_or_not_at_all(engine: FakeEngine):
+    engine.script = script_ids(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.now<|channel|>commentary<|message|>{}<|call|>"
+    )
+    client = client_of(engine, enable_auto_tool_choice=True, tool_call_parser="openai")
+    called = chat(client, tools=ALL)["choices"][0]["message"]
+    uncalled = chat(client, tools=ALL, tool_choice="none")["choices"][0]
+
+    assert (called["reasoning"], called["content"], called["tool_calls"][0]["function"]["name"]) == ("Hm.", None, "now")
+    assert (uncalled["message"]["reasoning"], uncalled["message"]["content"], uncalled["finish_reason"]) == ("Hm.", "{}", "stop")
+    with pytest.raises(ConfigError, match="openai_gptoss"):
+        serving_state(engine, tool_call_parser="openai", reasoning_parser="qwen3")
+
+
 def test_tokens_of_a_stream_are_told_once(engine: FakeEngine):
     engine.script = script_ids("Hi" + CALL)
     parts = stream(client_of(engine, **CALLING), tools=ALL, logprobs=True, return_token_ids=True)

@@ -37,8 +37,8 @@ class _Header:
             self.recipient = found[1]
 
 
-def read_harmony(source: Source, calls: CallReader, content: Channel, reasoning: Channel) -> Reading[None]:
-    """Read a whole output."""
+def read_harmony(source: Source, calls: CallReader, content: Channel, reasoning: Channel, *, reads_calls: bool) -> Reading[None]:
+    """Read a whole output; without `reads_calls`, messages to functions are part of the answer."""
     space = yield from source.space()
     while not source.ended and _BEGINNING.may_begin(source.text, source.pos):
         yield
@@ -51,11 +51,11 @@ def read_harmony(source: Source, calls: CallReader, content: Channel, reasoning:
         if header is None:
             return
         function = _function(header, calls)
-        if function is not None:
+        if function is not None and reads_calls:
             yield from _call(source, calls, content, function)
-        elif header.channel == "analysis":
+        elif function is None and header.channel == "analysis":
             yield from _body(source, reasoning)
-        elif header.recipient and header.recipient != "assistant":
+        elif function is None and header.recipient and header.recipient != "assistant":
             yield from source.until(_BODY, lambda _: None, keep=_NEXT_HEADER)
         else:
             yield from _body(source, content)

@@ -207,7 +207,9 @@ class OutputParser:
             yield from read_python_calls(self._calls, tools)
 
     def _harmony(self) -> Reading[None]:
-        yield from read_harmony(self._source, self._calls, self._content, self._reasoning)
+        yield from read_harmony(
+            self._source, self._calls, self._content, self._reasoning, reads_calls=isinstance(self._tools, HarmonyCalls)
+        )
 
 
 def _sections(tools: ToolFormat | None) -> frozenset[str]:
