@@ -9,6 +9,7 @@ from typing import Any
 from jaxllm.errors import InvalidRequestError
 from jaxllm.sampling_params import StructuredOutputsParams
 from jaxllm.text.gbnf import gbnf_to_lark, is_gbnf
+from jaxllm.text.lookaround import look_ahead_to_lark
 from jaxllm.text.structural_tag import structural_tag_to_lark
 
 # Of a schema, grammar or expression as text. Bounds how long it is read and how deep its chains of rules can be.
@@ -33,7 +34,9 @@ def output_grammar(params: StructuredOutputsParams) -> str:
         schema = {"type": "object"} if kind == "json_object" else _schema("json", params.json)
         return LLMatcher.grammar_from_json_schema(_schema_text(schema, params))
     if kind == "regex":
-        return LLMatcher.grammar_from_regex(_checked_text("regex", params.regex))
+        pattern = _checked_text("regex", params.regex)
+        lark = look_ahead_to_lark(pattern)
+        return LLMatcher.grammar_from_regex(pattern) if lark is None else LLMatcher.grammar_from_lark(lark)
     if kind == "choice":
         options = [_checked_text("choice", option) for option in params.choice or ()]
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(options)))}\n")

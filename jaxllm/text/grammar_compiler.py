@@ -78,6 +78,9 @@ class GrammarCompiler:
         if known is None:
             limits = LLParserLimits(verbose_errors=False)
             known = LLMatcher(self._ll_tokenizer(eos), grammar, log_level=0, limits=limits)
+            if not known.is_error():
+                # Tells a grammar that matches nothing.
+                known.compute_bitmask()
             if known.is_error():
                 raise _error(_reason(known.get_error()))
             with self._lock:

@@ -82,9 +82,9 @@ class _Writer:
             f"tags_with_separator; got {kind!r:.100}"
         )
 
-    def _rule(self, body: str) -> str:
+    def _rule(self, body: str, marks: str = "") -> str:
         name = f"f{len(self.lines)}"
-        self.lines.append(f"{name}: {body}")
+        self.lines.append(f"{name}{marks}: {body}")
         return name
 
     def _terminal(self, body: str) -> str:
@@ -105,37 +105,39 @@ class _Writer:
         ends = _texts(fmt, "end") if isinstance(fmt.get("end"), list) else [_a_text(fmt, "end")]
         if not ends:
             raise _error("a tag's end must not be an empty list")
-        end = ends[0] if len(ends) == 1 else None
-        tail = _quoted(end) if end is not None else f"({' | '.join(map(_quoted, ends))})"
+        tail = f"({' | '.join(map(_quoted, ends))})"
         if content.get("type") == "any_text" and all(ends):
-            return f"{self._any_text(content, without=ends)} {tail}"
+            return self._up_to(self._any_text(content, without=ends), tail)
         return f"{self.format(content)} {tail}"
 
+    def _up_to(self, text: str, end: str) -> str:
+        """Text and what ends it, in one piece: the lexer would not give back the beginning of an end that it took for text."""
+        return self._rule(f"{text} {end}", "[lazy]")
+
     def _triggered(self, fmt: Mapping[str, Any]) -> str:
+        """Text in which no trigger appears, then a trigger and the rest of one of its tags, again and again. With at_least_one, a tag
+        comes before any text.
+        """
         triggers = _texts(fmt, "triggers")
         tags = [_an_object(item, "tags") for item in _a_list(fmt, "tags")]
         if not triggers or not all(triggers):
             raise _error("triggers must be a list of at least one non-empty string")
-        excluded = [*triggers, *_texts(fmt, "excludes")]
-        parts: dict[str, list[str]] = {trigger: [] for trigger in triggers}
+        rests: dict[str, list[str]] = {}
+        whole: list[str] = []
         for tag in tags:
             begin = _a_text(tag, "begin")
             trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
             if trigger is None:
                 raise _error(f"the tag that begins with {begin!r:.100} begins with none of the triggers {triggers!r:.200}")
-            rest = begin[len(trigger) :]
-            parts[trigger].append(self._rule(f"{_quoted(rest) + ' ' if rest else ''}{self._rest_of_tag(tag)}"))
-        called = [self._rule(f"{self._terminal(_quoted(t))} ({' | '.join(options)})") for t, options in parts.items() if options]
-        text = self._terminal(_text_without(excluded))
-        tag_part = self._rule(" | ".join(called))
+            rest, more = self._rest_of_tag(tag), begin[len(trigger) :]
+            rests.setdefault(trigger, []).append(f"{_quoted(more)} {rest}" if more else rest)
+            whole.append(f"{_quoted(begin)} {rest}")
+        text = self._terminal(_text_without([*triggers, *_texts(fmt, "excludes")]))
+        called = self._rule(" | ".join(f"{self._up_to(text, _quoted(t))} ({' | '.join(options)})" for t, options in rests.items()))
+        first = self._rule(" | ".join(whole))
         if fmt.get("stop_after_first"):
-            tail = tag_part
-        else:
-            tail = self._rule(f"({tag_part} {text})*")
-        if fmt.get("at_least_one"):
-            lead = tag_part if fmt.get("stop_after_first") else f"{tag_part} {text} {tail}"
-            return self._rule(lead)
-        return self._rule(f"{text} {tail}" if not fmt.get("stop_after_first") else f"{text} ({tail})?")
+            return self._rule(first if fmt.get("at_least_one") else f"{called} | {text}")
+        return self._rule(f"{first + ' ' if fmt.get('at_least_one') else ''}{called}* {text}")
 
     def _separated(self, fmt: Mapping[str, Any]) -> str:
         one = self._rule(" | ".join(self._tag(_an_object(item, "tags")) for item in _a_list(fmt, "tags")))

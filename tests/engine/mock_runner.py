@@ -42,6 +42,8 @@ class _Slot:
         self.tokens = list(row.token_ids)
         self.table = [list(pages) for pages in row.page_ids]
         self.bans: set[int] = set()
+        # Ids that the step at hand allows, ascending; None for all.
+        self.allowed: list[int] | None = None
 
 
 class _Handle:
@@ -123,6 +125,10 @@ class MockRunner:
             self.slots[new.slot] = _Slot(new)
         for index, bans in step.banned_token_ids.items():
             self.slots[index].bans = set(bans)
+        for slot in self.slots.values():
+            slot.allowed = None
+        for index, mask in step.masks.items():
+            self.slots[index].allowed = [32 * i + bit for i, word in enumerate(mask.tolist()) for bit in range(32) if word >> bit & 1]
         assert len({row.slot for row in step.rows}) == len(step.rows), "a slot twice in a step"
         assert [row.num_tokens > 1 for row in step.rows] == sorted(row.num_tokens > 1 for row in step.rows), "single tokens come first"
         new_slots = {new.slot for new in step.new_rows}
@@ -177,6 +183,9 @@ class MockRunner:
         token = self.model(self._prefix(slot, end))
         while token in slot.bans:
             token = (token + 1) % VOCAB
+        assert (slot.allowed is None) == (slot.row.sampling_params.output_grammar is None), "a mask with every token of a grammar"
+        if slot.allowed is not None:
+            token = slot.allowed[token % len(slot.allowed)]
         assert len(slot.tokens) == end, "sampling somewhere else than at the end"
         slot.tokens.append(token)
         logprobs = None
