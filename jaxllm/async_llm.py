@@ -223,6 +223,16 @@ class AsyncLLM:
         await self.start()
         return await self._client.reset_prefix_cache_async()
 
+    async def start_profile(self, directory: str) -> bool:
+        """Record a trace of the engine's process into `directory`, until `stop_profile`. False where one is being recorded already."""
+        await self.start()
+        return await self._client.start_profile_async(directory)
+
+    async def stop_profile(self) -> bool:
+        """Write the trace. False where none is being recorded."""
+        await self.start()
+        return await self._client.stop_profile_async()
+
     # ------------------------------------------------------------------------------------------- reading outputs
 
     async def _read_outputs(self, front: Front) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.wire import StartMessage
 
 _PR_SET_PDEATHSIG = 1
-_CALLS = frozenset({"reset_prefix_cache"})
+_CALLS = frozenset({"reset_prefix_cache", "start_profile", "stop_profile"})
 
 
 def main() -> None:
@@ -167,6 +167,6 @@ def _call(core: EngineCore, call: Any) -> Any:
     if call.name not in _CALLS:
         return Reply(call.call_id, None, f"the engine has no call {call.name!r}; it has {', '.join(sorted(_CALLS))}")
     try:
-        return Reply(call.call_id, getattr(core, call.name)())
+        return Reply(call.call_id, getattr(core, call.name)(*call.args))
     except Exception as error:
         return Reply(call.call_id, None, f"{type(error).__name__}: {error}")

@@ -59,6 +59,14 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache_async(self) -> bool: ...
 
+    async def start_profile_async(self, directory: str) -> bool:
+        """Record a trace of the engine into `directory`; False where one is being recorded already."""
+        ...
+
+    async def stop_profile_async(self) -> bool:
+        """Write the trace; False where none is being recorded."""
+        ...
+
     def check_health(self) -> None:
         """Raises EngineDeadError where the engine is dead or shut down."""
         ...
@@ -150,12 +158,22 @@ class InprocClient:
             await event.wait()
 
     def reset_prefix_cache(self) -> bool:
-        with self._lock:
-            self.check_health()
-            return self._core.reset_prefix_cache()
+        return self._call(self._core.reset_prefix_cache)
 
     async def reset_prefix_cache_async(self) -> bool:
         return await asyncio.to_thread(self.reset_prefix_cache)
+
+    async def start_profile_async(self, directory: str) -> bool:
+        return await asyncio.to_thread(self._call, self._core.start_profile, directory)
+
+    async def stop_profile_async(self) -> bool:
+        return await asyncio.to_thread(self._call, self._core.stop_profile)
+
+    def _call(self, method: Callable[..., bool], *args: str) -> bool:
+        """Run a method of the core between two steps."""
+        with self._lock:
+            self.check_health()
+            return method(*args)
 
     def check_health(self) -> None:
         if self._dead is not None:
@@ -242,6 +260,12 @@ class ProcessClient:
 
     async def reset_prefix_cache_async(self) -> bool:
         return await asyncio.wrap_future(self._process.call("reset_prefix_cache"))
+
+    async def start_profile_async(self, directory: str) -> bool:
+        return await asyncio.wrap_future(self._process.call("start_profile", directory))
+
+    async def stop_profile_async(self) -> bool:
+        return await asyncio.wrap_future(self._process.call("stop_profile"))
 
     def check_health(self) -> None:
         if self._process.inbox.dead is not None:

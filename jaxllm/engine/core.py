@@ -72,6 +72,14 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         return self.scheduler.reset_prefix_cache()
 
+    def start_profile(self, directory: str) -> bool:
+        """Record a trace of what device and host do, into `directory`. False where one is being recorded already."""
+        return self.executor.start_profile(directory)
+
+    def stop_profile(self) -> bool:
+        """Write the trace. False where none is being recorded."""
+        return self.executor.stop_profile()
+
     def step(self) -> EngineOutputs:
         """Advance by one step. Raises EngineDeadError where steps keep failing."""
         started, self._waited = time.perf_counter(), 0.0

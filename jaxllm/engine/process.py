@@ -147,12 +147,12 @@ class EngineProcess:
             except zmq.Again:
                 raise EngineDeadError("the engine process has ended") from None
 
-    def call(self, name: str) -> Future[Any]:
+    def call(self, name: str, *args: Any) -> Future[Any]:
         """Run a method of the core between two steps."""
         call_id, future = next(self._call_ids), Future[Any]()
         self._calls[call_id] = future
         try:
-            self.send([wire.ToEngine.CALL, wire.encode(wire.Call(call_id, name))])
+            self.send([wire.ToEngine.CALL, wire.encode(wire.Call(call_id, name, list(args)))])
         except EngineDeadError:
             self._calls.pop(call_id, None)
             raise

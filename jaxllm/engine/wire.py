@@ -50,6 +50,7 @@ class Call(msgspec.Struct, array_like=True):
 
     call_id: int
     name: str
+    args: list[Any] = []
 
 
 class Reply(msgspec.Struct, array_like=True):

@@ -69,6 +69,7 @@ class ModelRunner:
         self._vocab_size = model_def.vocab_size
         self._max_model_len = plan.max_model_len
         self._max_logprobs = min(_STEP_LOGPROBS, model_def.vocab_size)
+        self._profiling = False
         self._batches = BatchBuilder(plan.cache_spec, limits.max_num_seqs, plan.max_model_len)
         self._slots: dict[int, SlotParams] = {}
         self._program = StepProgram(
@@ -200,6 +201,22 @@ class ModelRunner:
         tokens[: len(token_ids)] = token_ids
         counts = (np.int32(slot), tokens, np.int32(prompt_len), np.int32(len(token_ids)))
         self._state = self._state._replace(slots=self._count_history(self._state.slots, *counts))
+
+    def start_profile(self, directory: str) -> bool:
+        """Record a trace of host and devices into `directory`; False where one is being recorded already."""
+        if self._profiling:
+            return False
+        jax.profiler.start_trace(directory)
+        self._profiling = True
+        return True
+
+    def stop_profile(self) -> bool:
+        """Write the trace; False where none is being recorded."""
+        if not self._profiling:
+            return False
+        self._profiling = False
+        jax.profiler.stop_trace()
+        return True
 
     def shutdown(self) -> None:
         """Stop compiling and drop the arrays."""

@@ -13,7 +13,7 @@ from jaxllm.server.lifecycle import bind, serve_forever
 from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware, RootPathMiddleware
 from jaxllm.server.openapi import install_openapi
 from jaxllm.server.responses_api.store import ResponseStore
-from jaxllm.server.routes import chat, completions, health, messages, models, responses, tokenize
+from jaxllm.server.routes import chat, chat_batch, completions, generate, health, messages, models, operation, responses, tokenize
 from jaxllm.server.state import ServerState
 
 
@@ -31,8 +31,12 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_responses_bytes)
-    for routes in (completions, chat, responses, messages, models, tokenize, health):
+    for routes in (completions, chat, chat_batch, responses, messages, generate, models, tokenize, health, operation):
         app.include_router(routes.router)
+    if config.enable_tokenizer_info_endpoint:
+        app.include_router(operation.tokenizer_router)
+    if config.enable_dev_endpoints:
+        app.include_router(operation.dev_router)
     install_error_handlers(app)
     install_openapi(app)
     # The last one added is the first to see a request. CORS is outermost: browsers must be able to read refusals.

@@ -50,6 +50,9 @@ class ServerConfig:
         None, "Seconds after which a request is given up; a request may ask for less with the header X-Request-Timeout. Default: none"
     )
     shutdown_timeout: float = option(5.0, "Seconds that running requests may still take once the server is told to stop")
+    enable_tokenizer_info_endpoint: bool = option(False, "Serve /tokenizer_info, which tells the chat template and the special tokens")
+    enable_dev_endpoints: bool = option(False, "Serve /reset_prefix_cache, /start_profile and /stop_profile")
+    profile_dir: str = option("jaxllm-profile", "Directory for the traces of /start_profile")
     max_request_body_size: int = option(32 * 2**20, "Largest request body in bytes")
     max_stored_responses: int = option(1_000, "How many responses of /v1/responses are kept for retrieval and continuation; 0: none")
     max_stored_responses_bytes: int = option(256 * 2**20, "Bytes that they may take in all, their conversations included")

@@ -9,13 +9,14 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.requests import Request
 
 from jaxllm.errors import DeadlineExceededError, InvalidRequestError, RequestFailedError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.server.protocol import MAX_REQUEST_ID_CHARS, GenerationRequest
+from jaxllm.server.protocol import MAX_REQUEST_ID_CHARS
 from jaxllm.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 from jaxllm.server.state import ServerState, Serving
 
@@ -23,6 +24,18 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 REQUEST_ID_HEADER = "X-Request-Id"
+
+
+class JobRequest(Protocol):
+    """What every request that generates says beside its prompts and sampling parameters."""
+
+    model: str | None
+    request_id: str | None
+    priority: int | None
+    cache_salt: str | None
+
+    @property
+    def max_tokens(self) -> int | None: ...
 
 
 @dataclass(slots=True)
@@ -95,7 +108,7 @@ class Job:
 def new_job(
     state: ServerState,
     request: Request,
-    body: GenerationRequest,
+    body: JobRequest,
     *,
     prefix: str,
     prompts: list[Prompt],
@@ -128,7 +141,7 @@ def new_job(
     return job
 
 
-def _base_id(request: Request, body: GenerationRequest) -> str:
+def _base_id(request: Request, body: JobRequest) -> str:
     header = request.headers.get(REQUEST_ID_HEADER)
     name, given = (REQUEST_ID_HEADER, header) if header else ("request_id", body.request_id)
     if not given:

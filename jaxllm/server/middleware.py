@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxllm.server.errors import RequestTooLargeError, UnauthorizedError, error_response
 
-GUARDED_PREFIX = "/v1"
+# Everything that generates, or changes what the server does.
+GUARDED = ("/v1", "/inference", "/invocations", "/tokenizer_info", "/reset_prefix_cache", "/start_profile", "/stop_profile")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -19,7 +20,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class ApiKeyMiddleware:
-    """Requests under /v1 must bring one of the keys; OPTIONS is exempt, since browsers ask before they may send a key."""
+    """Requests to `GUARDED` paths must bring one of the keys; OPTIONS is exempt, since browsers ask before they may send a key."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = ""):
         self._app = app
@@ -35,7 +36,7 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _guards(self, path: str) -> bool:
-        return path.removeprefix(self._root_path).startswith(GUARDED_PREFIX) or path.startswith(GUARDED_PREFIX)
+        return path.removeprefix(self._root_path).startswith(GUARDED) or path.startswith(GUARDED)
 
     def _knows(self, scope: Scope) -> bool:
         scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")

@@ -66,6 +66,8 @@ class FakeEngine:
         self.queue_full = False
         self.cached_tokens = 0
         self.is_shut_down = False
+        self.resets = 0
+        self.profile: str | None = None
         self._front = Front(self.config, tokenizer, GenerationDefaults(defaults, [EOS]), self.info)
 
     async def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any) -> AsyncIterator[RequestOutput]:
@@ -129,6 +131,18 @@ class FakeEngine:
             raise EngineDeadError(self.dead)
 
     async def start(self) -> None: ...
+
+    async def reset_prefix_cache(self) -> bool:
+        self.resets += 1
+        return True
+
+    async def start_profile(self, directory: str) -> bool:
+        was, self.profile = self.profile, directory
+        return was is None
+
+    async def stop_profile(self) -> bool:
+        was, self.profile = self.profile, None
+        return was is not None
 
     def shutdown(self) -> None:
         self.is_shut_down = True

@@ -1,0 +1,90 @@
+"""POST /v1/chat/completions/batch: several conversations in one request, answered together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.server.answering import Answering, open_answering
+from jaxllm.server.body import read_body
+from jaxllm.server.generating import collect
+from jaxllm.server.openapi import documented
+from jaxllm.server.prompts import MAX_PROMPTS
+from jaxllm.server.protocol import ApiRequest, ChatCompletionRequest
+from jaxllm.server.responses import ChatCompletion, CompletionTokensDetails, PromptTokensDetails, Usage, json_response
+from jaxllm.server.routes.chat import ChatWriter
+from jaxllm.server.scope import RequestScope
+from jaxllm.server.state import ServerState
+
+router = APIRouter(tags=["generation"])
+
+
+class ChatBatchRequest(ApiRequest):
+    """Body of POST /v1/chat/completions/batch. The other fields are those of chat completions, the same for every conversation."""
+
+    messages: list[list[dict[str, Any]]] = Field(description=f"At most {MAX_PROMPTS} conversations; choice i answers conversation i")
+    n: int | None = Field(None, description="Only 1")
+    stream: bool | None = Field(None, description="Only false")
+
+    def check(self) -> None:
+        super().check()
+        if not 1 <= len(self.messages) <= MAX_PROMPTS:
+            raise InvalidRequestError(f"messages must hold 1 to {MAX_PROMPTS} conversations, got {len(self.messages)}", param="messages")
+        if self.n not in (None, 1):
+            raise NotSupportedError(f"n must be 1 in a batch, got {self.n}; repeat the conversation instead", param="n", value=self.n)
+        if self.stream:
+            raise NotSupportedError("a batch is not streamed; send stream=false, or use /v1/chat/completions", param="stream")
+
+    def conversations(self) -> list[ChatCompletionRequest]:
+        """Raises InvalidRequestError, pydantic.ValidationError where a field is at fault."""
+        found = []
+        for messages in self.messages:
+            chat = ChatCompletionRequest.model_validate({**(self.model_extra or {}), "model": self.model, "messages": messages})
+            chat.check()
+            found.append(chat)
+        return found
+
+
+@router.post("/v1/chat/completions/batch", **documented(ChatBatchRequest, ChatCompletion))
+async def chat_completions_batch(request: Request) -> Response:
+    """Answer several conversations; the first failure ends the others."""
+    state: ServerState = request.app.state.server
+    body = await read_body(request, ChatBatchRequest)
+    details = state.config.enable_prompt_tokens_details
+    opened = [await open_answering(state, request, chat, prefix="chatcmpl", cached_tokens=details) for chat in body.conversations()]
+    async with RequestScope(state, request.receive):
+        tasks = [asyncio.create_task(_answer(answering)) for answering in opened]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    whole = answers[0]
+    for index, answer in enumerate(answers):
+        answer.choices[0].index = index
+    whole.choices = [answer.choices[0] for answer in answers]
+    whole.usage = _sum([answer.usage for answer in answers])
+    return json_response(whole)
+
+
+async def _answer(answering: Answering) -> ChatCompletion:
+    return ChatWriter(answering).whole((await collect(answering.job))[0])
+
+
+def _sum(parts: list[Usage]) -> Usage:
+    total = Usage(*(sum(getattr(part, name) for part in parts) for name in ("prompt_tokens", "completion_tokens", "total_tokens")))
+    cached = [part.prompt_tokens_details.cached_tokens for part in parts if part.prompt_tokens_details is not msgspec.UNSET]
+    reasoning = [part.completion_tokens_details.reasoning_tokens for part in parts if part.completion_tokens_details is not msgspec.UNSET]
+    if cached:
+        total.prompt_tokens_details = PromptTokensDetails(sum(cached))
+    if reasoning:
+        total.completion_tokens_details = CompletionTokensDetails(sum(reasoning))
+    return total

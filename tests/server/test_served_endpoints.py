@@ -1,0 +1,75 @@
+"""Responses, messages, token ids and profiles over a whole server: command line, HTTP, engine process and compiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+from tests.checkpoints import write_scripted_model
+from tests.server.helpers import HELLO
+from tests.server.served import NAME, Served
+
+pytestmark = pytest.mark.heavy
+
+CONTEXT = 512
+# The token after position p is SCRIPT[p]: what comes depends on the length of the prompt alone.
+SCRIPT = ("naïve café, " * 60).encode()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model = write_scripted_model(tmp_path_factory.mktemp("scripted"), [*(5 + byte for byte in SCRIPT)], max_positions=CONTEXT)
+    profiles = tmp_path_factory.mktemp("profiles")
+    server = Served(model, "--enable-dev-endpoints", "--profile-dir", str(profiles), max_model_len=CONTEXT)
+    yield server
+    server.kill()
+
+
+def said_after(prompt_tokens: int, count: int) -> str:
+    return SCRIPT[prompt_tokens - 1 : prompt_tokens - 1 + count].decode(errors="replace")
+
+
+def test_responses_go_on_from_the_prefix_cache(served: Served):
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:
+        first = client.responses.create(model=NAME, input="hi " * 20, max_output_tokens=8, temperature=0)
+        with client.responses.stream(
+            model=NAME, input="go on", previous_response_id=first.id, max_output_tokens=8, temperature=0
+        ) as stream:
+            second = stream.get_final_response()
+
+    assert first.output_text == said_after(first.usage.input_tokens, 8)
+    assert second.output_text == said_after(second.usage.input_tokens, 8)
+    assert first.status == second.status == "incomplete"
+    assert second.usage.input_tokens_details.cached_tokens >= 16
+
+
+def test_messages(served: Served):
+    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(model=NAME, messages=HELLO, max_tokens=8, temperature=0)
+        with client.messages.stream(model=NAME, messages=HELLO, max_tokens=8, temperature=0) as stream:
+            streamed = stream.get_final_message()
+
+    prompt = message.usage.input_tokens + message.usage.cache_read_input_tokens
+    assert message.content[0].text == streamed.content[0].text == said_after(prompt, 8)
+    assert message.stop_reason == "max_tokens"
+
+
+def test_token_ids(served: Served):
+    body = served.post("/inference/v1/generate", token_ids=[6, 7, 8], sampling_params={"max_tokens": 5, "temperature": 0}).json()
+
+    assert body["choices"][0]["token_ids"] == [5 + byte for byte in SCRIPT[2:7]]
+
+
+def test_a_profile_is_written_by_the_engine(served: Served):
+    started = served.post("/start_profile")
+    again = served.post("/start_profile")
+    served.post("/v1/completions", prompt="abc", max_tokens=4)
+    stopped = served.post("/stop_profile")
+
+    assert (started.status_code, again.status_code, stopped.status_code) == (200, 409, 200), stopped.text
+    assert list(Path(started.json()["profile_dir"]).rglob("*.xplane.pb"))
+    assert served.post("/reset_prefix_cache").status_code == 200
