@@ -158,9 +158,19 @@ def test_a_deep_schema_is_refused_and_a_long_chain_of_rules_compiles():
     assert accepts("a", grammar=f'start: r0\n{rules}\nr5000: "a"')
 
 
-@pytest.mark.parametrize("fields", [{}, {"regex": "a", "choice": ["a"]}, {"json_object": False}, {"regex": 5}, {"choice": []}, {"choice": "abc"},
-                                    {"regex": "a", "disable_any_whitespace": True},
-                                    {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "}])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"regex": "a", "choice": ["a"]},
+        {"json_object": False},
+        {"regex": 5},
+        {"choice": []},
+        {"choice": "abc"},
+        {"regex": "a", "disable_any_whitespace": True},
+        {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "},
+    ],
+)
 def test_parameters_that_do_not_fit_together_are_refused(fields):
     with pytest.raises(InvalidRequestError):
         StructuredOutputsParams(**fields)
@@ -218,7 +228,8 @@ SAID = '<f=add>{"name": "a", "age": 1}</f>'
         ({"format": {"type": "tags_with_separator", "tags": [CALL], "separator": ", "}}, ["", SAID, f"{SAID}, {SAID}"], [f"{SAID},{SAID}"]),
         ({"format": {"type": "sequence", "elements": [
             {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}, {"type": "const_string", "value": "!"},
-            {"type": "or", "elements": [{"type": "regex", "pattern": "[0-9]+/[0-9]"}, {"type": "grammar", "grammar": 'root ::= "x" root | "y"'}]}]}},
+            {"type": "or", "elements": [
+                {"type": "regex", "pattern": "[0-9]+/[0-9]"}, {"type": "grammar", "grammar": 'root ::= "x" root | "y"'}]}]}},
          ["<t>any\n<text></t>!1/2", "<t></t>!xxy"], ["<t></t></t>!y", "!y", "<t></t>!"]),
     ],
     ids=["tag", "triggered", "once", "older", "separated", "sequence"],
