@@ -62,8 +62,9 @@ def start_engine(
 
         enable_persistent_cache(config.compile)
         placement = Placement(make_mesh(config.parallel.tensor_parallel_size))
-        platform = placement.mesh.devices.flat[0].platform
-        backend = choose_backend(platform)
+        device = placement.mesh.devices.flat[0]
+        platform = device.platform
+        backend = choose_backend(platform, device.device_kind)
     with phases("plan"):
         from jaxllm.runner.memory import plan_memory
 

@@ -2,8 +2,8 @@
 
     compile_isolated("pallas_kernels.ragged_paged_attention.aot", {"target": "v6e:1x1", ...}, timeout_s=120) -> dict
 
-runs `python -m MODULE` with the request as JSON on its standard input; the module answers through `serve`. Compilers for the wrong shape may
-abort their process or take minutes: neither harms the caller.
+runs `python -m MODULE` with the request as JSON on its standard input; the module answers through `serve`. A compiler given a wrong shape
+may abort its process or take minutes: neither harms the caller.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def target_mesh(target: str, axes: tuple[str, ...] = ("model",)) -> Any:
     from jax.experimental import topologies
     from jax.sharding import AxisType, Mesh
 
-    devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name=_topology(target)).devices)
+    devices: Any = np.array(topologies.get_topology_desc(platform="tpu", topology_name=_topology(target)).devices)
     return Mesh(devices.reshape((1,) * (len(axes) - 1) + (-1,)), axes, axis_types=(AxisType.Auto,) * len(axes))
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxllm.models.build import ModelDef
-from jaxllm.ops.attention import AttentionBackend, LayerCache
+from jaxllm.ops.attention import AttentionBackend, Cache
 from jaxllm.runner.batch import LAST_SAMPLED, BatchLayout, StepBatch, unpack
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SamplerOutput, SlotState, sample, top_logprobs_of
@@ -27,7 +27,7 @@ from jaxllm.specs import AttendSpec
 class StepState(NamedTuple):
     """What lives on the device between steps: the pages of each layer, and the slots."""
 
-    caches: tuple[LayerCache, ...]
+    caches: tuple[Cache, ...]
     slots: SlotState
 
 
@@ -79,7 +79,7 @@ class StepProgram:
         return StepState(tuple(caches), slots), StepOutput(sampled, hidden)
 
     def _attend(self, batch: StepBatch):
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, spec: AttendSpec):
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, spec: AttendSpec):
             metadata = batch.metadata[self.window_groups[spec.window]]
             return self.backend.attend(q, k, v, cache, metadata, spec, mesh=self.placement.mesh, heads_axis="model")
 

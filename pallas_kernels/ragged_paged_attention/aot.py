@@ -1,6 +1,7 @@
 """Compile the TPU kernel for a target ahead of time (see `pallas_kernels/aot.py`).
 
-The request: target, kv_heads, heads, head_dim, dtype, tokens, rows, page_size, pages_per_row, num_pages, and optionally window, softcap, sinks.
+The request: target, kv_heads, heads, head_dim, dtype, tokens, rows, page_size, pages_per_row, num_pages, and optionally
+window, softcap, sinks.
 The answer: seconds, temp_bytes, alias_bytes, argument_bytes, vmem_bytes (planned), blocks.
 """
 

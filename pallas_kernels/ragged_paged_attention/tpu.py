@@ -86,8 +86,8 @@ def attend(
     return jnp.where(jnp.arange(shape.num_tokens)[:, None, None] < num_decodes, decoded, out), cache
 
 
-def shape_of(q: jax.Array, k: jax.Array, cache: jax.Array, page_table: jax.Array) -> Shape:
-    """The shape that block sizes depend on.
+def shape_of(q: Any, k: Any, cache: Any, page_table: Any) -> Shape:
+    """The shape that block sizes depend on, of arrays or abstract ones.
 
     Raises:
         UnsupportedShapeError: queries and keys of different dtypes.
@@ -194,9 +194,7 @@ class _Stream:
         """Fetch the first block of the first item, once a call."""
         self.slot[0] = 0
 
-        @pl.when(number > 0)
-        def _() -> None:
-            self.fetch(0, self.items.low[0] // self.positions, 0)
+        pl.when(number > 0)(lambda: self.fetch(0, self.items.low[0] // self.positions, 0))
 
     def run(self, item: Any, number: Any, compute: Callable[[Any, Any, Any], None]) -> None:
         """Call compute(block, slot, is_last) for each block of an item, the next block (maybe of the next item) already on its way."""
@@ -208,9 +206,7 @@ class _Stream:
             following = jnp.where(is_last, item + 1, item)
             following_block = jnp.where(is_last, self.items.low[item + 1] // self.positions, block + 1)
 
-            @pl.when(following < number)
-            def _() -> None:
-                self.fetch(following, following_block, 1 - slot)
+            pl.when(following < number)(lambda: self.fetch(following, following_block, 1 - slot))
 
             self.wait(item, block, slot)
             compute(block, slot, is_last)
@@ -262,7 +258,7 @@ def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
 def _keys_values(
     buffer: Any, slot: Any, pages: Any, head: Any, dtype: jnp.dtype, known: tuple[Any, Any] | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [B, L] of one head in some pages of a slot. Of an edge block only positions [begin, end) are `known`: others may never
+    """Keys and values [B, L] of one head in some pages of a slot. Of an edge block only positions [begin, end) are `known`: others may not
     have been fetched, and become zero, since whatever bits lie there might be NaN.
     """
 
@@ -324,28 +320,18 @@ def _append(words: jax.Array, cache: jax.Array, items: work.PageItems, call: _Ca
         def fetch(item: Any) -> None:
             read_new(item).start()
 
-            @pl.when(end[item] - begin[item] < size)
-            def _() -> None:
-                read_old(item).start()
+            pl.when(end[item] - begin[item] < size)(lambda: read_old(item).start())
 
-        @pl.when(number[0] > 0)
-        def _() -> None:
-            fetch(0)
+        pl.when(number[0] > 0)(lambda: fetch(0))
 
         def one(item: Any, _: None) -> None:
-            @pl.when(item + 1 >= APPEND_DEPTH)
-            def _() -> None:
-                write(item + 1 - APPEND_DEPTH).wait()
+            pl.when(item + 1 >= APPEND_DEPTH)(lambda: write(item + 1 - APPEND_DEPTH).wait())
 
-            @pl.when(item + 1 < number[0])
-            def _() -> None:
-                fetch(item + 1)
+            pl.when(item + 1 < number[0])(lambda: fetch(item + 1))
 
             read_new(item).wait()
 
-            @pl.when(end[item] - begin[item] < size)
-            def _() -> None:
-                read_old(item).wait()
+            pl.when(end[item] - begin[item] < size)(lambda: read_old(item).wait())
 
             slot, shift = lax.rem(item, APPEND_DEPTH), lax.rem(source_start[item] + size, SUBLANES)
             offset = lax.broadcasted_iota(jnp.int32, (size, shape.padded_dim), 0)
@@ -415,9 +401,7 @@ def _decode(
         first = pl.program_id(0) * rows_a_turn
         out[...] = jnp.zeros(out.shape, out.dtype)
 
-        @pl.when(first == 0)
-        def _() -> None:
-            stream.start(number[0])
+        pl.when(first == 0)(lambda: stream.start(number[0]))
 
         def one_row(item: Any, _: None) -> None:
             local = item - first
@@ -444,9 +428,7 @@ def _decode(
 
                 _attend_row(item, local, block, slot)
 
-                @pl.when(is_last)
-                def _() -> None:
-                    write().wait()
+                pl.when(is_last)(lambda: write().wait())
 
             stream.run(item, number[0], compute)
 
@@ -517,13 +499,8 @@ def _decode(
 def _on_edge(edge: Any, act: Callable[[bool], None]) -> None:
     """Run the body with masks only where something is out of sight: masks cost a third of the vector work."""
 
-    @pl.when(edge)
-    def _() -> None:
-        act(True)
-
-    @pl.when(jnp.logical_not(edge))
-    def _() -> None:
-        act(False)
+    pl.when(edge)(lambda: act(True))
+    pl.when(jnp.logical_not(edge))(lambda: act(False))
 
 
 def _turns(low: Any, high: Any, size: int, limit: int) -> tuple[Any, Any]:
@@ -559,9 +536,7 @@ def _prefill(
         softmax = _Softmax(top, total, acc, call)
         turn, number = pl.program_id(0), first[num_tiles]
 
-        @pl.when(turn == 0)
-        def _() -> None:
-            stream.start(number)
+        pl.when(turn == 0)(lambda: stream.start(number))
 
         for i in range(group):
             start = floor[:, i : i + 1, :]

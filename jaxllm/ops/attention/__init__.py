@@ -3,10 +3,10 @@
     attend(q, k, v, cache, metadata, spec) -> (out, cache)
 
 writes the new keys and values of a step into their pages and attends over everything that each query may see, prompt chunks and decodes
-in one call. `reference.py` is the plain oracle of the same signature; `xla.py` runs on every platform.
+in one call. `reference.py` is the plain oracle of the same signature; `xla.py` runs on every platform, `tpu.py` on the Mosaic kernel.
 """
 
 from jaxllm.ops.attention.backend import AttentionBackend, choose_backend
-from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
+from jaxllm.ops.attention.metadata import AttentionMetadata, Cache, LayerCache
 
-__all__ = ["AttentionBackend", "AttentionMetadata", "LayerCache", "choose_backend"]
+__all__ = ["AttentionBackend", "AttentionMetadata", "Cache", "LayerCache", "choose_backend"]

@@ -10,46 +10,44 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxllm.ops.attention import xla
-from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
+from jaxllm.ops.attention import tpu, xla
+from jaxllm.ops.attention.metadata import AttentionMetadata, Cache
 from jaxllm.specs import AttendSpec
+from pallas_kernels.ragged_paged_attention.tuning import find_device
 
-AttendFn = Callable[[jax.Array, jax.Array, jax.Array, LayerCache, AttentionMetadata, AttendSpec], tuple[jax.Array, LayerCache]]
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array, Any, AttentionMetadata, AttendSpec], tuple[jax.Array, Any]]
+CacheShapesFn = Callable[[int, int, int, int, jnp.dtype], Any]
 
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """One implementation of the attention contract, run on each shard of the heads."""
+    """One implementation of the attention contract, run on each shard of the heads.
+
+    cache_shapes: (num_pages, page_size, num_kv_heads, head_dim, dtype) -> abstract arrays of one layer's pages, in the backend's layout.
+    """
 
     name: str
     attend_shard: AttendFn
-
-    def cache_shapes(self, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
-        """Abstract arrays of one layer's pages."""
-        k: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
-        v: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, page_size, head_dim), dtype)
-        return LayerCache(k, v)
+    cache_shapes: CacheShapesFn
 
     def attend(
         self,
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        cache: LayerCache,
+        cache: Cache,
         metadata: AttentionMetadata,
         spec: AttendSpec,
         *,
         mesh: Mesh,
         heads_axis: str,
-    ) -> tuple[jax.Array, LayerCache]:
+    ) -> tuple[jax.Array, Cache]:
         """q [T, H, D], k and v [T, K, D] with their heads split over `heads_axis`; returns ([T, H, D], cache).
 
         The output of a token whose k or v is not finite is NaN: pages hold zeros in their place, and nobody else would notice.
         """
 
-        def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, metadata: AttentionMetadata
-        ) -> tuple[jax.Array, LayerCache]:
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, metadata: AttentionMetadata) -> tuple[jax.Array, Cache]:
             out, cache = self.attend_shard(q, k, v, cache, metadata, spec)
             finite = jnp.all(jnp.isfinite(k) & jnp.isfinite(v), axis=(1, 2))
             return jnp.where(finite[:, None, None], out, jnp.nan), cache
@@ -67,7 +65,8 @@ class AttentionBackend:
         return sharded(q, k, v, cache, metadata)
 
 
-def choose_backend(platform: str) -> AttentionBackend:
-    """The backend for a jax platform. Until kernels for an accelerator exist, XLA serves every platform."""
-    del platform
-    return AttentionBackend("xla", xla.attend)
+def choose_backend(platform: str, device_kind: str = "") -> AttentionBackend:
+    """The backend for a jax platform and a kind of its devices. XLA serves every platform that has no kernel."""
+    if platform == "tpu":
+        return AttentionBackend("tpu", tpu.Attend(find_device(device_kind)), tpu.cache_shapes)
+    return AttentionBackend("xla", xla.attend, xla.cache_shapes)

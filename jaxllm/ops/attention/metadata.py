@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+# The pages of one layer as its backend keeps them: arrays whose axis 1 is split over devices.
+Cache = Any
+
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer in pages: `k` [N, K, D, S], `v` [N, K, S, D] for N pages of S positions. Page 0 is a sink.
+    """The `xla` backend's pages of one layer: `k` [N, K, D, S], `v` [N, K, S, D] for N pages of S positions. Page 0 is a sink.
 
     Keys lie transposed, so that the scores of a page are a plain row-major product.
     """

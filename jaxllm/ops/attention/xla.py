@@ -9,7 +9,7 @@ Both halves are online softmax (Milakov and Gimelshein, arXiv 1805.02867; as in 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,13 @@ def attend(
         return _decode(q, cache, metadata, spec), cache
     padded = jnp.pad(_decode(q[:num_rows], cache, metadata, spec), ((0, q.shape[0] - num_rows), (0, 0), (0, 0)))
     return _prefill(q, padded, cache, metadata, spec), cache
+
+
+def cache_shapes(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
+    """Abstract arrays of one layer's pages."""
+    k: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
+    v: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, page_size, head_dim), dtype)
+    return LayerCache(k, v)
 
 
 class _Partial(NamedTuple):
