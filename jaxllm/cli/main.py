@@ -14,6 +14,7 @@ COMMANDS = {
     "serve": ("jaxllm.cli.serve", "Serve a model over HTTP with an OpenAI-compatible API"),
     "chat": ("jaxllm.cli.chat", "Chat in the terminal, with a running server or with a model loaded here"),
     "complete": ("jaxllm.cli.complete", "Continue text in the terminal, with a running server or with a model loaded here"),
+    "run-batch": ("jaxllm.cli.run_batch", "Answer a file of requests in OpenAI's batch format"),
     "bench": ("jaxllm.cli.bench.main", "Measure latency, throughput, serving and start-up"),
     "collect-env": ("jaxllm.cli.collect_env", "Print versions, devices and memory, for a bug report"),
 }
