@@ -51,8 +51,7 @@ CONSTRAINTS = {
     "json": (StructuredOutputsParams(json=SCHEMA), lambda text: jsonschema.validate(json.loads(text), SCHEMA) is None),
     "compact": (
         StructuredOutputsParams(json=json.dumps(SCHEMA), disable_any_whitespace=True),
-        lambda text: json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) == re.sub(r"\\u00(..)", r"\\u00\1", text)
-        or jsonschema.validate(json.loads(text), SCHEMA) is None,
+        lambda text: jsonschema.validate(json.loads(text), SCHEMA) is None and not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", text)),
     ),
     "regex": (StructuredOutputsParams(regex=PATTERN), lambda text: re.fullmatch(PATTERN, text) is not None),
     "choice": (StructuredOutputsParams(choice=["yes", "no", "größer"]), lambda text: text in ("yes", "no", "größer")),

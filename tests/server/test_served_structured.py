@@ -1,0 +1,94 @@
+"""Structured outputs over HTTP, through a real server over a model that would say something else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jsonschema
+import openai
+import pytest
+
+from tests.checkpoints import write_scripted_model
+from tests.server.helpers import HELLO, error_of
+from tests.server.served import NAME, Served
+
+pytestmark = pytest.mark.heavy
+
+CONTEXT = 1024
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model: Path = write_scripted_model(tmp_path_factory.mktemp("scripted"), "Let me tell you something else. " * 30, max_positions=CONTEXT)
+    server = Served(model, "--enforce-eager", max_model_len=CONTEXT)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0)
+
+
+def test_response_format_is_kept_to_streamed_and_not(client: openai.OpenAI):
+    asked = {"model": NAME, "messages": HELLO, "response_format": JSON_SCHEMA, "temperature": 0, "max_tokens": 300}
+    whole = client.chat.completions.create(**asked)
+    jsonschema.validate(json.loads(whole.choices[0].message.content or ""), SCHEMA)
+    assert whole.choices[0].finish_reason == "stop"
+    stream = client.chat.completions.create(
+        model=NAME, messages=HELLO, response_format=JSON_SCHEMA, temperature=0, max_tokens=300, stream=True
+    )
+    parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(parts) == whole.choices[0].message.content
+    assert len(parts) > 5
+    loose = client.chat.completions.create(model=NAME, messages=HELLO, response_format={"type": "json_object"}, max_tokens=300, seed=3)
+    assert (loose.choices[0].message.content or "").startswith("{")
+
+
+def test_several_outputs_of_a_completion_fit(client: openai.OpenAI):
+    done = client.completions.create(
+        model=NAME, prompt=["a", "b"], n=2, max_tokens=40, temperature=1.0, logprobs=1,
+        extra_body={"structured_outputs": {"regex": r"[a-f]{3}\.[0-9]{2}"}},
+    )  # fmt: skip
+    assert [bool(re.fullmatch(r"[a-f]{3}\.[0-9]{2}", choice.text)) for choice in done.choices] == [True] * 4
+    said = client.completions.create(model=NAME, prompt="a", temperature=0, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    assert said.choices[0].text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}}}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "what"}}}, "response_format"),
+        ({"structured_outputs": {"json": "not json"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {"$ref": "#/definitions/nothing"}}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": 'rout::="x"'}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": 'root := "x"'}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "start: " + "(" * 3000}}, "structured_outputs"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_cannot_be_kept_to_is_400_while_others_run_on(served: Served, body: dict, param: str):
+    chat = {"model": NAME, "messages": HELLO, "max_tokens": 60}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(served.post, "/v1/chat/completions", **chat, temperature=0, ignore_eos=True)
+        for stream in (False, True):
+            response = served.post("/v1/chat/completions", **chat, **body, stream=stream)
+            assert response.status_code == 400, response.text
+            assert error_of(response)["param"] == param
+            assert param in error_of(response)["message"]
+    assert running.result().json()["usage"]["completion_tokens"] == 60
+    assert served.post("/v1/completions", model=NAME, prompt="a", max_tokens=2).status_code == 200
