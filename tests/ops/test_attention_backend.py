@@ -1,0 +1,23 @@
+"""Which attention serves which platform, and what it refuses."""
+
+import jax.numpy as jnp
+import pytest
+
+from jaxllm.errors import ConfigError
+from jaxllm.ops.attention import LayerCache, choose_backend
+
+
+def test_each_platform_has_its_backend_and_layout():
+    cpu, tpu = choose_backend("cpu"), choose_backend("tpu", "TPU v6 lite")
+    assert (cpu.name, tpu.name, choose_backend("cuda", "NVIDIA H100").name) == ("xla", "tpu", "xla")
+    assert isinstance(cpu.cache_shapes(5, 8, 2, 64, jnp.float32), LayerCache)
+    words = tpu.cache_shapes(5, 128, 2, 64, jnp.dtype(jnp.bfloat16))
+    assert (words.shape, words.dtype) == ((5, 2, 128, 128), jnp.uint32)
+
+
+def test_float16_and_odd_pages_are_refused_on_tpus():
+    tpu = choose_backend("tpu", "TPU v6 lite")
+    with pytest.raises(ConfigError, match="bfloat16 and float32 are"):
+        tpu.cache_shapes(5, 128, 2, 64, jnp.dtype(jnp.float16))
+    with pytest.raises(ConfigError, match="multiples of 8"):
+        tpu.cache_shapes(5, 20, 2, 64, jnp.dtype(jnp.bfloat16))
