@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from jaxllm.server.app import create_app
+from jaxllm.server.messages_api.protocol import MessagesRequest
 from jaxllm.server.protocol import REFUSED_FIELDS, ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from jaxllm.server.responses_api.protocol import ResponsesRequest
+from jaxllm.server.routes.chat_batch import ChatBatchRequest
+from jaxllm.server.routes.generate import _FIELDS as SAMPLING_FIELDS
+from jaxllm.server.routes.generate import GenerateRequest
 from jaxllm.text.tokenizer import Tokenizer
 from tests.server.conftest import serving_state
 from tests.server.fake_engine import FakeEngine
@@ -33,12 +38,20 @@ FIELDS = {
     "/v1/chat/completions": sorted({*ChatCompletionRequest.model_fields, *REFUSED_FIELDS}),
     "/tokenize": sorted(TokenizeRequest.model_fields),
     "/detokenize": ["tokens", "model"],
+    "/v1/responses": sorted({*ResponsesRequest.model_fields, *ChatCompletionRequest.model_fields}),
+    "/v1/messages": sorted({*MessagesRequest.model_fields, *ChatCompletionRequest.model_fields}),
+    "/v1/chat/completions/batch": sorted({*ChatBatchRequest.model_fields, *ChatCompletionRequest.model_fields}),
+    "/inference/v1/generate": sorted(GenerateRequest.model_fields),
 }
 BASES = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": HELLO},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [100]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 5},
+    "/v1/chat/completions/batch": {"messages": [HELLO]},
+    "/inference/v1/generate": {"token_ids": [100]},
 }
 
 
@@ -51,9 +64,11 @@ def check(client: TestClient, path: str, body: object) -> None:
     response = client.post(path, json=body)
     assert response.status_code in (200, 400, 404), (body, response.text)
     if response.status_code != 200:
-        error_of(response)
+        assert response.json()["type"] == "error" if path.startswith("/v1/messages") else error_of(response)
     elif response.headers["content-type"].startswith("text/event-stream"):
-        assert "error" not in chunks(response.text)[-1], (body, response.text)
+        assert not {"event: error", "event: response.failed"} & {*response.text.splitlines()}, (body, response.text)
+        if "event: " not in response.text:
+            assert "error" not in chunks(response.text)[-1], (body, response.text)
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -69,6 +84,32 @@ def test_any_values_of_known_fields(shared: TestClient, path: str, data: st.Data
 @given(messages=st.lists(messages | values, max_size=3), kwargs=st.dictionaries(variables, values, max_size=2))
 def test_any_conversation(shared: TestClient, messages: list[object], kwargs: dict[str, object]):
     check(shared, "/v1/chat/completions", {"messages": messages, "chat_template_kwargs": kwargs})
+
+
+item_types = st.sampled_from(
+    ["message", "function_call", "function_call_output", "reasoning", "tool_use", "tool_result", "thinking", "text"]
+)
+item_fields = ["content", "output", "call_id", "name", "arguments", "summary", "id", "input", "tool_use_id", "thinking", "text"]
+items = st.builds(
+    lambda kind, role, fields: {"type": kind, "role": role, **fields},
+    item_types | values,
+    roles | values,
+    st.dictionaries(st.sampled_from(item_fields), contents | st.just("{}"), max_size=6),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(items=st.lists(items | values, max_size=4), role=roles)
+def test_any_items_and_blocks(shared: TestClient, items: list[object], role: str):
+    check(shared, "/v1/responses", {"input": items, "truncation": "auto"})
+    check(shared, "/v1/messages", {"messages": [{"role": role, "content": items}], "system": items[:1], "max_tokens": 5})
+    check(shared, "/v1/messages/count_tokens", {"messages": items})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(params=st.dictionaries(st.sampled_from(SAMPLING_FIELDS), values, max_size=3))
+def test_any_sampling_parameters(shared: TestClient, params: dict[str, object]):
+    check(shared, "/inference/v1/generate", {"token_ids": [100], "sampling_params": params})
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -88,7 +88,7 @@ def test_usage_has_its_details(showing: FakeEngine, make_client: Callable[..., T
 
     usage = create(make_client(**PARSED), input="long enough to be cached")["usage"]
 
-    assert usage["input_tokens_details"] == {"cached_tokens": 16}
+    assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
     assert len("ab</think>") <= usage["output_tokens_details"]["reasoning_tokens"] <= len("<think>ab</think>")
 
 
@@ -192,6 +192,7 @@ def test_sampling_fields_of_chat_pass_through(client: TestClient, engine: FakeEn
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
         ({"input": [3]}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}], "truncation": "auto"}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),

@@ -49,6 +49,8 @@ Item = OutputMessage | ReasoningItem | FunctionCallItem
 
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
+    # Nothing is charged for filling the cache.
+    cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):

@@ -43,6 +43,8 @@ async def create_response(request: Request) -> Response:
     keep = _is_kept(body, store)
     history = store.conversation(body.previous_response_id) if body.previous_response_id else []
     conversation = history + messages_of(body.input)
+    if not conversation:
+        raise InvalidRequestError("input holds nothing that a prompt could show: its reasoning is empty", param="input")
     trust = state.config.trust_request_chat_template
     chat = chat_request(body, with_instructions(body.instructions, conversation))
     if body.truncation == "auto":
