@@ -31,6 +31,19 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2
 
 
+class ReasoningMarks(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Reasoning that comes before a constrained output: free text up to one of `ends`, after one of `starts`.
+
+    `is_open`: the prompt holds the start already, so the reasoning must come; else it may. `newlines`: up to two may follow it, which
+    whoever reads the answer leaves out.
+    """
+
+    starts: list[str]
+    ends: list[str]
+    is_open: bool = False
+    newlines: bool = False
+
+
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the output must look like. Exactly one of the first six is set.
 
@@ -55,6 +68,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+
+    # Set by the server where the model reasons first, never by users.
+    after_reasoning: ReasoningMarks | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in STRUCTURED_OUTPUT_KINDS if self._is_given(name)]

@@ -208,7 +208,7 @@ class InputProcessor:
         self._check_bans(params, bad_words)
         grammar = None
         if params.structured_outputs is not None:
-            grammar = output_grammar(params.structured_outputs)
+            grammar = output_grammar(params.structured_outputs, self._special_id)
             self._grammars.check(grammar, self._defaults.eos_token_ids)
         return params.clone(
             max_tokens=max_tokens,
@@ -220,6 +220,10 @@ class InputProcessor:
             structured_outputs=None,
             output_grammar=grammar,
         )
+
+    def _special_id(self, text: str) -> int | None:
+        token_id = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._tokenizer.all_special_ids else None
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):

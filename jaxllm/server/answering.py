@@ -16,7 +16,7 @@ from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.server.responses import Usage
 from jaxllm.server.sampling import chat_params
 from jaxllm.server.state import ServerState
-from jaxllm.server.structured import constraint_field
+from jaxllm.server.structured import after_reasoning, constraint_field
 
 
 class Answering:
@@ -88,6 +88,7 @@ async def open_answering(
         plan = AnswerPlan(state, body)
         params = chat_params(body, serving.engine.default_sampling_params, keep_special_tokens=plan.keeps_special_tokens)
         prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
+        params = after_reasoning(params, plan.reasoning, prompt.text, continues=bool(body.continue_final_message))
     except InvalidRequestError as error:
         raise in_other_words(error, field_names or {}) from error
     job = new_job(state, request, body, prefix=prefix, prompts=[prompt], params=params, field_names=names)

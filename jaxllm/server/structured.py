@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from jaxllm.errors import InvalidRequestError
-from jaxllm.sampling_params import StructuredOutputsParams
+from jaxllm.sampling_params import ReasoningMarks, SamplingParams, StructuredOutputsParams
+from jaxllm.server.parsers import ReasoningFormat, opens_reasoning
 from jaxllm.server.protocol import GenerationRequest
 
-_FIELDS = tuple(field.name for field in msgspec.structs.fields(StructuredOutputsParams))
+_FIELDS = tuple(field.name for field in msgspec.structs.fields(StructuredOutputsParams) if field.name != "after_reasoning")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
@@ -33,6 +34,19 @@ def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | 
         )
     given = {name: value for name, value in request.structured_outputs.items() if value is not None}
     return StructuredOutputsParams(**given)
+
+
+def after_reasoning(params: SamplingParams, form: ReasoningFormat | None, prompt: str | None, *, continues: bool) -> SamplingParams:
+    """`params` with a constraint that begins behind the model's reasoning, where it reasons: what is constrained is the answer."""
+    constraint = params.structured_outputs
+    if constraint is None or form is None or not form.ends or prompt is None:
+        return params
+    is_open = opens_reasoning(prompt, form, continues=continues)
+    if not is_open and prompt.rstrip().endswith(form.ends):
+        # The template has closed it at once: thinking is off.
+        return params
+    marks = ReasoningMarks(starts=list(form.starts), ends=list(form.ends), is_open=is_open, newlines=form.strip)
+    return params.clone(structured_outputs=msgspec.structs.replace(constraint, after_reasoning=marks))
 
 
 def constraint_field(request: GenerationRequest) -> str:

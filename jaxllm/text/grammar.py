@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jaxllm.errors import InvalidRequestError
-from jaxllm.sampling_params import StructuredOutputsParams
+from jaxllm.sampling_params import ReasoningMarks, StructuredOutputsParams
 from jaxllm.text.gbnf import gbnf_to_lark, is_gbnf
-from jaxllm.text.lookaround import look_ahead_to_lark
+from jaxllm.text.lookaround import in_slashes, look_ahead_to_lark
 from jaxllm.text.structural_tag import structural_tag_to_lark
 
 # Of a schema, grammar or expression as text. Bounds how long it is read and how deep its chains of rules can be.
@@ -20,35 +20,70 @@ MAX_JSON_DEPTH = 64
 WHITESPACE = r"( |\r?\n[ \t]{0,64})"
 
 
-def output_grammar(params: StructuredOutputsParams) -> str:
+def output_grammar(params: StructuredOutputsParams, special_id: Callable[[str], int | None] = lambda text: None) -> str:
     """The grammar that `params` comes to, for `GrammarCompiler`. What llguidance itself finds out (unsupported keywords of a schema,
     errors in expressions and Lark grammars) shows when it is compiled.
+
+    Args:
+        special_id: the id of a special token, None for other text: marks of reasoning may be either.
 
     Raises:
         InvalidRequestError: what can be seen to be wrong without compiling.
     """
     from llguidance import LLMatcher
 
+    if params.after_reasoning is not None:
+        return LLMatcher.grammar_from_lark(_after_reasoning(params.after_reasoning, _as_lark(params), special_id))
+    if params.kind in ("json", "json_object"):
+        return LLMatcher.grammar_from_json_schema(_json_constraint(params))
+    if params.kind == "regex" and look_ahead_to_lark(params.regex or "") is None:
+        return LLMatcher.grammar_from_regex(_checked_text("regex", params.regex))
+    return LLMatcher.grammar_from_lark(_as_lark(params))
+
+
+def _as_lark(params: StructuredOutputsParams) -> str:
     kind = params.kind
     if kind in ("json", "json_object"):
-        schema = {"type": "object"} if kind == "json_object" else _schema("json", params.json)
-        return LLMatcher.grammar_from_json_schema(_schema_text(schema, params))
+        return f"start: %json {_json_constraint(params)}\n"
     if kind == "regex":
         pattern = _checked_text("regex", params.regex)
-        lark = look_ahead_to_lark(pattern)
-        return LLMatcher.grammar_from_regex(pattern) if lark is None else LLMatcher.grammar_from_lark(lark)
+        return look_ahead_to_lark(pattern) or f"start: /{in_slashes(pattern)}/\n"
     if kind == "choice":
         options = [_checked_text("choice", option) for option in params.choice or ()]
-        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(options)))}\n")
+        return f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(options)))}\n"
     if kind == "grammar":
-        return LLMatcher.grammar_from_lark(_lark(params.grammar))
+        return _lark(params.grammar)
     tag = _read_json("structural_tag", params.structural_tag)
     if not isinstance(tag, Mapping):
         raise _error("structural_tag", f"it must be an object, got {tag!r:.100}")
-    lark = structural_tag_to_lark(
-        tag, json_part=lambda schema: _schema_text(_schema("structural_tag", schema), params), grammar_part=lambda text: _lark(text)
-    )
-    return LLMatcher.grammar_from_lark(lark)
+    return structural_tag_to_lark(tag, json_part=lambda schema: _schema_text(_schema("structural_tag", schema), params), grammar_part=_lark)
+
+
+def _json_constraint(params: StructuredOutputsParams) -> str:
+    return _schema_text({"type": "object"} if params.kind == "json_object" else _schema("json", params.json), params)
+
+
+def _after_reasoning(marks: ReasoningMarks, lark: str, special_id: Callable[[str], int | None]) -> str:
+    """`lark` behind reasoning. Marks that are text end the first piece of text in which they appear; special tokens are no text at all."""
+
+    def alternatives(texts: list[str]) -> tuple[list[str], list[str]]:
+        ids = {text: special_id(text) for text in texts}
+        return [f"<[{i}]>" for i in ids.values() if i is not None], [_quoted(text) for text, i in ids.items() if i is None]
+
+    tokens, words = alternatives(marks.ends)
+    lines = ["ANY_TEXT: /(?s:.)*/", f"body: %lark {{\n{lark}\n}}", "NEWLINES: /\\n{0,2}/"]
+    ends = []
+    if tokens:
+        lines.append(f"until_token: ANY_TEXT ({' | '.join(tokens)})")
+        ends.append("until_token")
+    if words:
+        lines.append(f"until_text[lazy]: ANY_TEXT ({' | '.join(words)})")
+        ends.append("until_text")
+    reasoning = f"({' | '.join(ends)}){' NEWLINES' if marks.newlines else ''}"
+    if not marks.is_open:
+        starts = " | ".join(part for parts in alternatives(marks.starts) for part in parts)
+        reasoning = f"(({starts}) {reasoning})?"
+    return "\n".join([f"start: {reasoning} body", *lines, ""])
 
 
 def _lark(grammar: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[=!]|\(|\)|\||.", re.DOTALL)
-_BETWEEN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+_BETWEEN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n", "\\ ": " "}
 
 
 def look_ahead_to_lark(pattern: str) -> str | None:
@@ -54,7 +54,10 @@ def _split(pattern: str) -> list[str] | None:
     return parts if depth == 0 else None
 
 
+def in_slashes(pattern: str) -> str:
+    """An expression as it stands between slashes in Lark."""
+    return re.sub(r"\\.|[/\n]", lambda found: _BETWEEN_SLASHES.get(found[0], found[0]), pattern, flags=re.DOTALL)
+
+
 def _terminal(pattern: str) -> str:
-    if not pattern:
-        return '""'
-    return "/" + re.sub(r"\\.|[/\n]", lambda found: _BETWEEN_SLASHES.get(found[0], found[0]), pattern, flags=re.DOTALL) + "/"
+    return f"/{in_slashes(pattern)}/" if pattern else '""'

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.text.lookaround import in_slashes
 
 _ANY_TEXT = r"/(?s:.)*/"
-_BETWEEN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n", "\\ ": " "}
 
 
 def structural_tag_to_lark(tag: Mapping[str, Any], *, json_part: Callable[[Any], str], grammar_part: Callable[[str], str]) -> str:
@@ -59,7 +59,7 @@ class _Writer:
                 )
             return self._rule(f"%json {self._json_part(fmt.get('json_schema'))}")
         if kind == "regex":
-            return self._rule(f"%lark {{\nstart: /{_in_slashes(_a_text(fmt, 'pattern'))}/\n}}")
+            return self._rule(f"%lark {{\nstart: /{in_slashes(_a_text(fmt, 'pattern'))}/\n}}")
         if kind == "grammar":
             return self._rule(f"%lark {{\n{self._grammar_part(_a_text(fmt, 'grammar'))}\n}}")
         if kind == "any_text":
@@ -151,17 +151,12 @@ def _text_without(texts: list[str]) -> str:
     """A terminal of any text in which none of `texts` appears."""
     if not texts:
         return _ANY_TEXT
-    anywhere = "|".join(_in_slashes(re.escape(text)) for text in texts)
+    anywhere = "|".join(in_slashes(re.escape(text)) for text in texts)
     return f"{_ANY_TEXT} & ~/(?s:.)*({anywhere})(?s:.)*/"
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _in_slashes(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
-    return re.sub(r"\\.|[/\n]", lambda found: _BETWEEN_SLASHES.get(found[0], found[0]), pattern, flags=re.DOTALL)
 
 
 def _error(reason: str) -> InvalidRequestError:

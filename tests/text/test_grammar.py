@@ -8,7 +8,7 @@ import time
 import pytest
 
 from jaxllm.errors import InvalidRequestError
-from jaxllm.sampling_params import StructuredOutputsParams
+from jaxllm.sampling_params import ReasoningMarks, StructuredOutputsParams
 from jaxllm.text.grammar import MAX_GRAMMAR_CHARS, output_grammar
 from jaxllm.text.grammar_compiler import GrammarCompiler
 from tests.tiny_tokenizers import byte_ids, byte_level, sentencepiece
@@ -238,3 +238,35 @@ def test_structural_tags(tag, good, bad):
     got = {text: accepts(text, structural_tag=tag) for text in [*good, *bad]}
     assert got == {**dict.fromkeys(good, True), **dict.fromkeys(bad, False)}
     assert accepts(good[0], structural_tag=json.dumps(tag))
+
+
+def after(marks: dict, special: dict | None = None, **constraint):
+    params = StructuredOutputsParams(**constraint, after_reasoning=ReasoningMarks(**marks))
+    grammar = output_grammar(params, (special or {}).get)
+    COMPILER.check(grammar, EOS)
+    return COMPILER.submit(grammar, EOS).result()
+
+
+@pytest.mark.parametrize("constraint", [{"json": {"type": "null"}}, {"regex": "nul{2}"}, {"regex": "(?!x)null"}, {"choice": ["null"]},
+                                        {"grammar": 'start: "null"'}, {"grammar": 'root ::= "nu" "ll"'},
+                                        {"structural_tag": {"format": {"type": "const_string", "value": "null"}}}])  # fmt: skip
+def test_a_constraint_begins_behind_reasoning(constraint):
+    marks = {"starts": ["<think>"], "ends": ["</think>"]}
+    for is_open, text, good in [
+        (True, "I think { </thin so\n</think>null", True),
+        (True, "</think>\n\nnull", True),
+        (True, "null", False),
+        (True, "a</think>nil", False),
+        (True, "a</think></think>null", False),
+        (False, "null", True),
+        (False, "<think>hm</think>null", True),
+        (False, "hm</think>null", False),
+    ]:
+        matcher, ids = after({**marks, "is_open": is_open, "newlines": True}, **constraint), byte_ids(text)
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == good, text
+
+
+def test_marks_of_reasoning_may_be_special_tokens():
+    matcher = after({"starts": ["[T]"], "ends": ["<|start|>"], "is_open": True}, {"<|start|>": 1}, choice=["yes"])
+    assert matcher.try_consume_tokens([*byte_ids("hm <|start|> hm"), 1, *byte_ids("yes")]) == 19
+    assert matcher.is_stopped()
