@@ -95,16 +95,16 @@ def test_what_cannot_be_kept_to_is_400_while_others_run_on(served: Served, body:
 
 
 def test_only_the_answer_behind_reasoning_is_constrained(tmp_path_factory: pytest.TempPathFactory):
-    opened = "{{ messages[0].content }}: <think>\n"
+    opened = "{{ messages[0].content }}: <think>"
     script = "so, what to say?</think>whatever I like" + " and more" * 60
-    model = write_scripted_model(tmp_path_factory.mktemp("thinks"), script, start=len("hi: <think>\n"), max_positions=CONTEXT)
+    model = write_scripted_model(tmp_path_factory.mktemp("thinks"), script, start=len("hi: <think>"), max_positions=CONTEXT)
     server = Served(model, "--enforce-eager", "--reasoning-parser", "qwen3", "--trust-request-chat-template", max_model_len=CONTEXT)
     try:
         asked = {"model": NAME, "messages": HELLO, "temperature": 0, "max_tokens": 200, "structured_outputs": {"choice": ["yes", "no"]}}
         reasoned = server.post("/v1/chat/completions", **asked, chat_template=opened).json()["choices"][0]
         assert reasoned["message"]["reasoning"] == "so, what to say?"
         assert reasoned["message"]["content"] in ("yes", "no")
-        closed = server.post("/v1/chat/completions", **asked, chat_template=opened + "</think>\n").json()["choices"][0]
+        closed = server.post("/v1/chat/completions", **asked, chat_template=opened + "</think>").json()["choices"][0]
         assert closed["message"]["content"] in ("yes", "no")
         assert not closed["message"]["reasoning"]
     finally:
