@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +254,22 @@ def test_the_command_refuses(
 
     assert main(["run-batch", *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_killed_process_is_continued(batch: Batch):
+    names = [str(number) for number in range(300)]
+    batch.write(*(request(name) for name in names))
+    command = [sys.executable, "-m", "tests.server.fake_batch", "m", "-i", str(batch.requests), "-o", str(batch.answers), "--no-progress"]
+    for enough in (20, 150):
+        process = subprocess.Popen([*command, "--max-inflight", "8"])
+        while not batch.answers.exists() or batch.answers.read_bytes().count(b"\n") < enough:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    before = batch.answers.read_bytes().count(b"\n")
+
+    assert subprocess.run(command, timeout=60).returncode == 0
+
+    assert 150 <= before < 300
+    assert sorted(batch.by_name(), key=int) == names

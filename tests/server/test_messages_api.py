@@ -236,3 +236,12 @@ def test_errors_have_anthropics_form(client: TestClient, engine: FakeEngine, mak
     engine.queue_full = True
     for more in ({}, {"stream": True}):
         assert kind(client.post("/v1/messages", json={**body, **more})) == (503, "overloaded_error")
+
+
+def test_output_format_constrains_the_answer(client: TestClient, engine: FakeEngine):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+    create(client, output_config={"format": {"type": "json_schema", "schema": schema}})
+
+    assert engine.seen[-1][1].structured_outputs.json == schema
+    assert "output_config.format" in refused(client, output_config={"format": {"type": "json_schema", "schema": {"type": "thing"}}})

@@ -385,3 +385,14 @@ def test_only_responses_of_the_background_are_cancelled(client: TestClient):
 
     assert response.status_code == 400
     assert "background" in error_of(response)["message"]
+
+
+def test_text_format_constrains_the_answer(client: TestClient, engine: FakeEngine):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+    body = create(client, text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}})
+
+    assert engine.seen[-1][1].structured_outputs.json == schema
+    assert body["text"]["format"]["name"] == "a"
+    assert refused(client, text={"format": {"type": "json_schema", "name": "a"}})["param"] == "text.format"
+    assert refused(client, text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "thing"}}})["param"] == "text.format"
