@@ -6,6 +6,7 @@ Its pages are one array a layer, [N, W, S, L] words (`pallas_kernels/ragged_page
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,10 @@ def cache_shapes(num_pages: int, page_size: int, num_kv_heads: int, head_dim: in
 
 @dataclass(frozen=True)
 class Attend:
-    """The kernel, planned for a device."""
+    """The kernel, planned for a device. interpret: as of `pallas_call`, for tests on hosts without a TPU."""
 
     device: Device
+    interpret: Any = False
 
     def __call__(
         self, q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array, metadata: AttentionMetadata, spec: AttendSpec
@@ -57,6 +59,7 @@ class Attend:
                 window=spec.window,
                 softcap=spec.softcap,
                 device=self.device,
+                interpret=self.interpret,
             )
         except layout.UnsupportedShapeError as error:
             raise ConfigError(str(error)) from None

@@ -1,0 +1,39 @@
+"""The engine on the TPU kernel (interpreted) gives the tokens that it gives on XLA's attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxllm.ops.attention import AttentionBackend, choose_backend, tpu
+from pallas_kernels.ragged_paged_attention.tuning import find_device
+from tests.checkpoints import tiny_config, write_model
+from tests.runner import harness
+from tests.runner.harness import Engine, greedy
+
+pytestmark = pytest.mark.heavy
+
+INTERPRETED = AttentionBackend("tpu", tpu.Attend(find_device("TPU v6 lite"), interpret=True), tpu.cache_shapes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "shards"),
+    [
+        ("LlamaForCausalLM", {"num_attention_heads": 8, "num_key_value_heads": 2}, 1),
+        ("LlamaForCausalLM", {"num_attention_heads": 8, "num_key_value_heads": 2}, 2),
+        ("MistralForCausalLM", {"sliding_window": 16}, 1),
+    ],
+    ids=["llama", "llama on two devices", "mistral with a window"],
+)
+def test_the_tpu_kernel_serves_an_engine(architecture, changes, shards, tmp_path, monkeypatch):
+    directory = write_model(tmp_path, tiny_config(architecture, **changes), seed=3)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(1, 127, n).tolist() for n in (1, 7, 8, 9, 40, 23)]
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "tensor_parallel_size": shards}
+
+    tokens = []
+    for backend in (choose_backend("cpu"), INTERPRETED):
+        monkeypatch.setattr(harness, "choose_backend", lambda platform, backend=backend: backend)
+        engine = Engine(directory, **options)
+        tokens.append([result.tokens for result in engine.generate(prompts, greedy(8))])
+    assert tokens[0] == tokens[1]
