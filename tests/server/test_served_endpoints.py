@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +24,12 @@ SCRIPT = ("naïve café, " * 60).encode()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model = write_scripted_model(tmp_path_factory.mktemp("scripted"), [*(5 + byte for byte in SCRIPT)], max_positions=CONTEXT)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scripted_model(tmp_path_factory.mktemp("scripted"), [*(5 + byte for byte in SCRIPT)], max_positions=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     profiles = tmp_path_factory.mktemp("profiles")
     server = Served(model, "--enable-dev-endpoints", "--profile-dir", str(profiles), max_model_len=CONTEXT)
     yield server
@@ -75,3 +82,22 @@ def test_a_profile_is_written_by_the_engine(served: Served):
     assert (started.status_code, again.status_code, stopped.status_code) == (200, 409, 200), stopped.text
     assert list(Path(started.json()["profile_dir"]).rglob("*.xplane.pb"))
     assert served.post("/reset_prefix_cache").status_code == 200
+
+
+def test_a_batch_is_answered_without_a_server(model: Path, tmp_path: Path):
+    prompts = [[6] * length for length in range(1, 21)]
+    lines = [
+        {"custom_id": str(len(ids)), "method": "POST", "url": "/v1/completions", "body": {"prompt": ids, "max_tokens": 4, "temperature": 0}}
+        for ids in prompts
+    ]
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "jaxllm.cli.main", "run-batch", str(model), "-i", str(requests), "-o", str(answers)]
+
+    done = subprocess.run([*command, "--max-num-seqs", "4"], capture_output=True, text=True, timeout=180)
+
+    assert done.returncode == 0, done.stderr
+    assert "20 answered, 0 failed" in done.stderr
+    found = [json.loads(line) for line in answers.read_text().splitlines()]
+    texts = {int(answer["custom_id"]): answer["response"]["body"]["choices"][0]["text"] for answer in found}
+    assert texts == {length: said_after(length, 4) for length in range(1, 21)}
