@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from tests.checkpoints import script_ids
+from tests.server.conftest import LiveServer
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import HELLO, chunks, error_of
+from tests.server.served import eventually
 from tests.server.templates import PARSED, SEARCH, showing_tokenizer
 
 GENERATE = "/inference/v1/generate"
@@ -183,3 +187,27 @@ def test_keys_guard_whatever_generates_or_changes_the_server(make_client: Callab
         assert client.post(path, json={}).status_code == 401, path
     assert client.get("/tokenizer_info").status_code == 401
     assert client.get("/health").status_code == 200
+
+
+# ----------------------------------------------------------------------------------------------------------------- leaving early
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hi", "stream": True}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 100, "stream": True}),
+        (GENERATE, {"token_ids": [5], "stream": True}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 100}),
+        (BATCH, {"messages": [HELLO, HELLO]}),
+    ],
+)
+def test_a_client_that_leaves_ends_its_requests(live: LiveServer, engine: FakeEngine, path: str, body: dict[str, Any]):
+    engine.on_token = lambda request, position: asyncio.sleep(3600 if position else 0)
+
+    with httpx.Client(base_url=live.url, timeout=0.3) as http, pytest.raises(httpx.ReadTimeout):
+        http.post(path, json=body)
+
+    assert engine.seen
+    assert eventually(lambda: not engine.open, 5)
