@@ -70,8 +70,7 @@ def make_step(
     def random(heads: int) -> jax.Array:
         return jnp.array(rng.normal(size=(num_tokens, heads, head_dim)), dtype)
 
-    ones = [new for new, _ in rows]
-    num_decodes = next((i for i, new in enumerate(ones) if new != 1), len(ones))
+    num_decodes = next((i for i, (new, _) in enumerate(rows) if new != 1), len(rows))
     return Step(
         random(num_heads), random(num_kv_heads), random(num_kv_heads), jnp.array(cache), jnp.array(table), jnp.array(q_starts),
         jnp.array(kv_lens), jnp.int32(num_decodes),
@@ -80,11 +79,10 @@ def make_step(
 
 def assert_same(got: tuple[jax.Array, jax.Array], want: tuple[jax.Array, jax.Array], step: Step, tolerance: float) -> None:
     """Outputs of real tokens agree, padding is finite, and every written position holds the same bits."""
-    total, num_decodes = int(step.q_starts[-1]), int(step.num_decodes)
+    total = int(step.q_starts[-1])
     out, expected = (np.asarray(x[0], np.float32) for x in (got, want))
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[:total], expected[:total], atol=tolerance, rtol=tolerance)
-    del num_decodes
     for row in range(step.kv_lens.shape[0]):
         for position in range(int(step.kv_lens[row])):
             page, offset = int(step.page_table[row, position // step.cache.shape[2]]), position % step.cache.shape[2]
