@@ -95,11 +95,14 @@ def generate(model: Any, batch: list[Request]) -> float:
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
     first = time.perf_counter() - started
     positions = positions[:, -1:]
+    # Newer versions of transformers call it `cache`.
+    cache_name = "cache" if "cache" in out else "past_key_values"
     for _ in range(max(request["out"] for request in batch) - 1):
         ids = out.logits[:, -1:].argmax(-1)
         mask = torch.cat([mask, torch.ones_like(ids)], 1)
         positions = positions + 1
-        out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=out.past_key_values, logits_to_keep=1)
+        cache = {cache_name: out[cache_name]}
+        out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cache)
     return first
 
 
