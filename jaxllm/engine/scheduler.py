@@ -349,7 +349,15 @@ class Scheduler:
         if not sampling:
             return {}
         assert self.grammars is not None
-        masks = dict(zip(sampling, self.grammars.masks([request.grammar for request in sampling if request.grammar]), strict=True))
+        try:
+            masks = dict(zip(sampling, self.grammars.masks([request.grammar for request in sampling if request.grammar]), strict=True))
+        except Exception as error:
+            logger.exception("the masks of %d requests could not be computed", len(sampling))
+            for request in sampling:
+                del plan[request]
+                reason = f"its output grammar could not be followed: {type(error).__name__}: {error}"
+                self._outputs.append(self._finish(request, FinishReason.ERROR, error=reason, kind=ErrorKind.FAILED))
+            return {}
         for request in [request for request, mask in masks.items() if not mask.any()]:
             del masks[request], plan[request]
             grammar = request.grammar

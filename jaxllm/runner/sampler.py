@@ -113,8 +113,12 @@ def sample(
     sampled_ids = raw if num_sampled_ids >= vocab_size else jnp.where(jnp.arange(vocab_size) < num_sampled_ids, raw, -jnp.inf)
 
     def specialise(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = _bias(_apply_mask(logits, slots, state), slots, positions, state)
-        return _penalise(logits, slots, floats, penalised, state), jnp.max(logits, axis=-1) > -jnp.inf
+        # Each passes over all rows of the vocabulary, and most batches need one of them.
+        logits = lax.cond(jnp.any(samples & state.masked[slots]), lambda x: _apply_mask(x, slots, state), lambda x: x, logits)
+        logits = lax.cond(jnp.any(samples & biased), lambda x: _bias(x, slots, positions, state), lambda x: x, logits)
+        choosable = jnp.max(logits, axis=-1) > -jnp.inf
+        logits = lax.cond(jnp.any(samples & penalised), lambda x: _penalise(x, slots, floats, penalised, state), lambda x: x, logits)
+        return logits, choosable
 
     logits, choosable = lax.cond(jnp.any(special), specialise, lambda logits: (logits, jnp.ones(logits.shape[:1], jnp.bool_)), sampled_ids)
     tokens = lax.cond(
@@ -165,8 +169,8 @@ def _no_logprobs(tokens: jax.Array, count: int) -> tuple[jax.Array, jax.Array, j
 
 def bits_of(words: jax.Array, size: int) -> jax.Array:
     """Bits of [R, ceil(size / 32)] uint32, lowest first, as [R, size] bool."""
-    ids = jnp.arange(size)
-    return (words[:, ids // 32] >> (ids % 32).astype(jnp.uint32)) & 1 != 0
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1 != 0
+    return bits.reshape(words.shape[0], -1)[:, :size]
 
 
 def _apply_mask(logits: jax.Array, slots: jax.Array, state: SlotState) -> jax.Array:

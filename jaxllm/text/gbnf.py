@@ -23,6 +23,7 @@ _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _DEFINES = re.compile(r"(?:\s|#[^\n]*)*::=")
 _COUNT = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
 _ESCAPE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
+_MAX_DIGITS = 6
 _SIMPLE_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -150,21 +151,30 @@ class _Parser:
         return body
 
     def _repeated(self, item: _Node) -> _Node:
-        self._skip()
-        char = self._peek()
-        if char and char in "*+?":
-            self._at += 1
-            return self._repeated(_Repeat(item, char))
-        if char != "{":
-            return item
+        """The item with what says how often it comes; several such marks apply one after the other."""
+        for _ in range(MAX_DEPTH):
+            self._skip()
+            char = self._peek()
+            if char and char in "*+?":
+                self._at += 1
+                item = _Repeat(item, char)
+            elif char == "{":
+                item = _Repeat(item, self._count())
+            else:
+                return item
+        raise _error(f"more than {MAX_DEPTH} repetitions of one item")
+
+    def _count(self) -> str:
         count = _COUNT.match(self._text, self._at)
         if count is None or not (count[1] or count[3]) or (count[3] and not count[2]):
             raise self._expected("a count: {n}, {n,}, {,m} or {n,m}")
+        if max(len(count[1]), len(count[3])) > _MAX_DIGITS:
+            raise _error(f"the count {count[0]:.40} is too large")
         self._at = count.end()
         low, high = int(count[1] or 0), int(count[3]) if count[3] else None if count[2] else int(count[1])
         if high is not None and high < low:
             raise _error(f"the count {count[0]} ends before it begins")
-        return self._repeated(_Repeat(item, f"{{{low},{'' if high is None else high}}}"))
+        return f"{{{low},{'' if high is None else high}}}"
 
     def _string(self) -> _Node:
         self._at += 1

@@ -50,6 +50,8 @@ def _as_lark(params: StructuredOutputsParams) -> str:
         return look_ahead_to_lark(pattern) or f"start: /{in_slashes(pattern)}/\n"
     if kind == "choice":
         options = [_checked_text("choice", option) for option in params.choice or ()]
+        if sum(map(len, options)) + len(options) > MAX_GRAMMAR_CHARS:
+            raise _error("choice", f"its {len(options)} texts hold more than {MAX_GRAMMAR_CHARS} characters")
         return f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(options)))}\n"
     if kind == "grammar":
         return _lark(params.grammar)

@@ -65,7 +65,7 @@ class GrammarCompiler:
 
     def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         with self._lock, _large_stacks():
-            return self._pool.submit(function, *args)
+            return self._pool.submit(_explained, function, *args)
 
     def _matcher(self, grammar: str, eos: tuple[int, ...]) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -152,6 +152,16 @@ def _large_stacks() -> Any:
         yield
     finally:
         threading.stack_size(before)
+
+
+def _explained(function: Callable[..., Any], *args: Any) -> Any:
+    """A panic of the library (no Exception) or a bug of ours is the end of one request only."""
+    try:
+        return function(*args)
+    except InvalidRequestError:
+        raise
+    except BaseException as error:
+        raise _error(f"{type(error).__name__}: {_reason(str(error))}") from error
 
 
 def _reason(message: str) -> str:

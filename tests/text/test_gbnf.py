@@ -61,3 +61,10 @@ def test_lark_is_told_from_gbnf():
     assert is_gbnf('# comment\nroot::="x"')
     assert not is_gbnf('start: "a ::= b"')
     assert not is_gbnf('root := "x"')
+
+
+def test_marks_of_repetition_do_not_pile_up_for_ever():
+    assert accepts("aaa", grammar='root ::= "a"{1,2}*')
+    for grammar in ('root ::= "a"' + "*" * 100_000, 'root ::= "a"{' + "9" * 10_000 + "}"):
+        with pytest.raises(InvalidRequestError):
+            gbnf_to_lark(grammar)
