@@ -338,7 +338,10 @@ def _append(words: jax.Array, cache: jax.Array, items: work.PageItems, call: _Ca
             fresh = (offset >= begin[item]) & (offset < end[item])
 
             def merge(head: Any) -> None:
-                moved = window[slot, head, pl.ds(shift, size), :]
+                if shape.padded_dim == LANES:
+                    moved = window[slot, head, pl.ds(shift, size), :]
+                else:  # rows that start anywhere can be loaded from arrays of one tile of lanes only
+                    moved = pltpu.roll(window[slot, head], lax.rem(reach - shift, reach), 0)[:size]
                 pages[slot, head] = jnp.where(fresh, moved, pages[slot, head])
 
             _each_head(shape.word_heads, merge)
