@@ -250,6 +250,8 @@ def _signals() -> Iterator[_Stop]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+            # The process ends now, in order: another signal on its last steps must not make that a death by signal.
+            signal.signal(number, signal.SIG_IGN)
 
 
 # --------------------------------------------------------------------------------------------------------------- uvicorn
