@@ -31,6 +31,12 @@ class SlotParams:
     seed: int
     banned: tuple[int, ...] = ()
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether anything but the sampled tokens must be read for this request."""
+        params = self.params
+        return params.logprobs is not None or params.prompt_logprobs is not None or params.logprob_token_ids is not None
+
     def biases(self) -> list[tuple[int, float, int]]:
         """(id, value added to its logit, position of the predicted token from which on this ends)."""
         params = self.params

@@ -135,10 +135,12 @@ class BatchBuilder:
         self._tables = [np.zeros((num_slots, width), np.int32) for _ in cache_spec.groups]
         self._table_lens = np.zeros((len(cache_spec.groups), num_slots), np.int64)
         self._tokens: list[list[int]] = [[] for _ in range(num_slots)]
+        self._known_lens = np.zeros(num_slots, np.int32)
 
     def admit(self, row: NewRow) -> None:
         """Take over a slot: its known tokens, and its pages."""
         self._tokens[row.slot] = row.token_ids
+        self._known_lens[row.slot] = len(row.token_ids)
         self._table_lens[:, row.slot] = 0
         self._append_pages(row.slot, row.page_ids)
 
@@ -180,14 +182,12 @@ class BatchBuilder:
         fields["samples"][:count] = np.fromiter((row.samples for row in rows), np.int32, count)
         for group, table in enumerate(self._tables):
             fields[f"page_table_{group}"][:count] = table[slots]
-        tokens, at = fields["tokens"], 0
-        for row in rows:
-            known = self._tokens[row.slot]
-            if row.start < len(known):
-                tokens[at : at + row.num_tokens] = known[row.start : row.start + row.num_tokens]
-            else:
-                tokens[at] = LAST_SAMPLED
-            at += row.num_tokens
+        tokens = fields["tokens"]
+        on_device = (lens == 1) & (starts >= self._known_lens[slots])
+        tokens[(ends - 1)[on_device]] = LAST_SAMPLED
+        for i in np.flatnonzero(~on_device).tolist():
+            row, end = rows[i], int(ends[i])
+            tokens[end - row.num_tokens : end] = self._tokens[row.slot][row.start : row.start + row.num_tokens]
         return packed
 
 

@@ -258,23 +258,27 @@ class _PendingStep:
         # Slots may get new owners before the results are read.
         self._params = [runner._slots[row.slot] for row in rows]
         self._known = [runner._batches.known_tokens(row.slot) for row in rows]
-        for array in output.sampled:
+        self._wants_logprobs = any(request.wants_logprobs for request in self._params)
+        sampled = output.sampled
+        for array in sampled if self._wants_logprobs else (sampled.tokens, sampled.finite, sampled.choosable):
             array.copy_to_host_async()
 
     def result(self) -> StepResult:
         sampled = self._output.sampled
         tokens, finite, choosable = (np.asarray(array) for array in (sampled.tokens, sampled.finite, sampled.choosable))
         results = [RowResult() for _ in self._rows]
-        for i, row in enumerate(self._rows):
-            if not finite[i]:
-                results[self._order[i]].error = NOT_FINITE
-            elif row.samples and not choosable[i]:
-                results[self._order[i]].error, results[self._order[i]].error_kind = NO_TOKEN_LEFT, ErrorKind.INVALID
+        columns = zip(self._rows, self._order, tokens.tolist(), finite.tolist(), choosable.tolist(), strict=False)
+        for row, place, token, is_finite, is_choosable in columns:
+            if not is_finite:
+                results[place].error = NOT_FINITE
+            elif row.samples and not is_choosable:
+                results[place].error, results[place].error_kind = NO_TOKEN_LEFT, ErrorKind.INVALID
             elif row.samples:
-                results[self._order[i]].token_id = int(tokens[i])
-        with self._runner.guard.watching():
-            self._add_logprobs(results, tokens)
-            self._add_prompt_logprobs(results)
+                results[place].token_id = token
+        if self._wants_logprobs:
+            with self._runner.guard.watching():
+                self._add_logprobs(results, tokens)
+                self._add_prompt_logprobs(results)
         return StepResult(results, self._bucket.num_tokens)
 
     def _add_logprobs(self, results: list[RowResult], tokens: np.ndarray) -> None:
