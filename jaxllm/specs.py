@@ -18,13 +18,35 @@ Placement = Literal["pre", "sandwich"]
 class AttendSpec:
     """What the attention operation itself must know of a layer.
 
-    `window` counts the positions that a query sees, itself included; None sees everything before it. `softcap` bounds the scores:
-    softcap * tanh(score / softcap).
+    `window` counts the positions that a query sees, itself included; None sees everything before it. Where `chunked`, sequences are cut
+    into chunks of `window` positions, and a query sees those of its own chunk. `softcap` bounds the scores: softcap * tanh(score /
+    softcap). `latent` is the number of leading dims of the one key head that are its value as well (multi-head latent attention).
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    chunked: bool = False
+    latent: int | None = None
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """What a layer keeps of each position: `num_kv_heads` keys of `head_dim`, and as many values unless they are part of the keys."""
+
+    num_kv_heads: int
+    head_dim: int
+    attend: AttendSpec
+
+    @property
+    def window(self) -> int | None:
+        """Positions that a query sees at most, and that are therefore kept."""
+        return self.attend.window
+
+    @property
+    def is_split(self) -> bool:
+        """Whether devices share the heads; a latent is whole on each."""
+        return self.attend.latent is None
 
 
 @dataclass(frozen=True)
@@ -49,7 +71,10 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads)."""
+    """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
+
+    `sinks`: each head has a learned score that takes part in the softmax and has no value.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -59,6 +84,11 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: NormSpec | None = None
+    sinks: bool = False
+
+    @property
+    def cache(self) -> CacheLayer:
+        return CacheLayer(self.num_kv_heads, self.head_dim, self.attend)
 
 
 @dataclass(frozen=True)

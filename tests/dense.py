@@ -13,21 +13,30 @@ from jaxllm.models.build import ModelDef
 from jaxllm.specs import AttendSpec
 
 
-def dense_attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, spec: AttendSpec) -> tuple[jax.Array, Any]:
+def dense_attend(
+    q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+) -> tuple[jax.Array, Any]:
     """Causal attention of one sequence in float32: q [T, H, D], k and v [T, K, D]; the cache passes through."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
+    values = k[..., : spec.latent] if v is None else v
     grouped = q.reshape(tokens, kv_heads, heads // kv_heads, dim).astype(jnp.float32)
     scores = jnp.einsum("qkgd,skd->kgqs", grouped, k.astype(jnp.float32)) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     position = jnp.arange(tokens)
     visible = position[None, :] <= position[:, None]
-    if spec.window is not None:
+    if spec.window is not None and spec.chunked:
+        visible &= position[None, :] // spec.window == position[:, None] // spec.window
+    elif spec.window is not None:
         visible &= position[None, :] > position[:, None] - spec.window
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
-    out = jnp.einsum("kgqs,skd->qkgd", weights, v.astype(jnp.float32))
-    return out.reshape(tokens, heads, dim).astype(q.dtype), cache
+    scores = jnp.where(visible, scores, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(kv_heads, -1, 1, 1), (*scores.shape[:3], 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :tokens]
+    out = jnp.einsum("kgqs,skd->qkgd", weights, values.astype(jnp.float32))
+    return out.reshape(tokens, heads, -1).astype(q.dtype), cache
 
 
 def run_dense(model: ModelDef, params: Sequence[jax.Array], token_ids: Sequence[int] | np.ndarray) -> jax.Array:

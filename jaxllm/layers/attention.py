@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from flax import nnx
@@ -15,8 +14,15 @@ from jaxllm.layers.rope import Rotation, rotate
 from jaxllm.ops.linear import linear
 from jaxllm.specs import AttendSpec, AttentionSpec
 
-# attend(q [T, H, D], k [T, K, D], v [T, K, D], cache, spec) -> (out [T, H, D], cache); query heads grouped by KV head.
-Attend = Callable[[jax.Array, jax.Array, jax.Array, Any, AttendSpec], tuple[jax.Array, Any]]
+
+class Attend(Protocol):
+    """Attention over everything that is kept of the rows of a step; query heads are grouped by KV head."""
+
+    def __call__(
+        self, q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """q [T, H, D], k and v [T, K, D], sinks [H] to (out [T, H, D], cache)."""
+        ...
 
 
 class Attention(nnx.Module):
@@ -32,6 +38,7 @@ class Attention(nnx.Module):
         self.qkv_bias = param((kv_heads, group + 2, dim), ("kv_heads", None, None), dtype) if spec.qkv_bias else None
         self.out = param((width, kv_heads, group, dim), ("embed", "kv_heads", None, None), dtype)
         self.out_bias = param((width,), ("embed",), dtype) if spec.out_bias else None
+        self.sinks = param((kv_heads, group), ("kv_heads", None), dtype) if spec.sinks else None
         self.q_norm = Norm(spec.qk_norm, dim, dtype) if spec.qk_norm else None
         self.k_norm = Norm(spec.qk_norm, dim, dtype) if spec.qk_norm else None
 
@@ -45,6 +52,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        out, cache = attend(q.reshape(-1, spec.num_heads, spec.head_dim), k, v, cache, spec.attend)
+        sinks = None if self.sinks is None else self.sinks[...].reshape(-1)
+        out, cache = attend(q.reshape(-1, spec.num_heads, spec.head_dim), k, v, cache, spec.attend, sinks)
         out = out.reshape(-1, spec.num_kv_heads, group, spec.head_dim)
         return linear(out, self.out[...], None if self.out_bias is None else self.out_bias[...]), cache

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.core_types import CacheKind
 from jaxllm.errors import ConfigError
 from jaxllm.models.decoder import Decoder
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.registry import find_family
-from jaxllm.specs import AttentionSpec, BlockSpec, DecoderSpec
+from jaxllm.specs import AttentionSpec, BlockSpec, CacheLayer, DecoderSpec
 from jaxllm.weights.rules import LoadPlan, bind_rules
 from jaxllm.weights.transforms import CheckpointDims
 
@@ -33,7 +32,7 @@ class ModelDef:
         shapes: abstract parameters by name.
         axes: logical axis names by parameter name, one an axis.
         rules: how a checkpoint becomes the parameters.
-        cache_layers: what each layer keeps: the kind, and its window.
+        cache_layers: what each layer keeps, replicas of KV heads counted.
     """
 
     architecture: str
@@ -42,18 +41,9 @@ class ModelDef:
     shapes: Mapping[str, jax.ShapeDtypeStruct]
     axes: Mapping[str, tuple[str | None, ...]]
     rules: LoadPlan
-    cache_layers: tuple[tuple[CacheKind, int | None], ...]
+    cache_layers: tuple[CacheLayer, ...]
     _graph: Any
     _variables: tuple[tuple[tuple[Any, ...], nnx.Param], ...]
-
-    @property
-    def num_kv_heads(self) -> int:
-        """KV heads of a layer as stored in the cache, replicas counted."""
-        return self.spec.blocks[0].mixer.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.spec.blocks[0].mixer.head_dim
 
     @property
     def max_model_len(self) -> int:
@@ -101,7 +91,7 @@ def define_model(
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spec, dtype)))
     variables = {".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
     shapes = {name: jax.ShapeDtypeStruct(v.get_value().shape, v.get_value().dtype) for name, (_, v) in variables.items()}
-    dims = CheckpointDims(vocab_size=logical.vocab_size, num_kv_heads=logical.blocks[0].mixer.num_kv_heads)
+    dims = [CheckpointDims(vocab_size=logical.vocab_size, num_kv_heads=block.mixer.num_kv_heads) for block in logical.blocks]
     return ModelDef(
         architecture=family.architecture,
         spec=spec,
@@ -109,15 +99,10 @@ def define_model(
         shapes=shapes,
         axes={name: v.get_metadata("axes") for name, (_, v) in variables.items()},
         rules=bind_rules(family.rules, shapes, dims, prefix=family.prefix, ignored=family.ignored),
-        cache_layers=tuple(_cache_layer(block) for block in spec.blocks),
+        cache_layers=tuple(block.mixer.cache for block in spec.blocks),
         _graph=graph,
         _variables=tuple(variables.values()),
     )
-
-
-def _cache_layer(block: BlockSpec) -> tuple[CacheKind, int | None]:
-    window = block.mixer.attend.window
-    return (CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW), window
 
 
 def _shard(spec: DecoderSpec, shards: int) -> DecoderSpec:

@@ -7,6 +7,7 @@ The answer, per chip in bytes: argument_bytes, temp_bytes, alias_bytes, cache_by
 from __future__ import annotations
 
 import functools
+import math
 import time
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxllm.models.build import define_model
 from jaxllm.ops.attention import choose_backend
 from jaxllm.runner.batch import BatchLayout
 from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.memory import cache_groups
+from jaxllm.runner.memory import abstract_caches, cache_groups, cache_spec
 from jaxllm.runner.mesh import MESH_AXES, Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.runner.step import StepProgram, StepState
@@ -43,10 +44,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
     params = [place(model_def.shapes[name], placement.sharding(model_def.axes[name])) for name in model_def.names]
-    cache = backend.cache_shapes(
-        request["num_pages"], request["page_size"], model_def.num_kv_heads, model_def.head_dim, jnp.dtype(request["dtype"])
-    )
-    caches = tuple(place(cache, placement.cache) for _ in model_def.cache_layers)
+    pools = cache_spec(groups, [request["num_pages"]] * len(groups), request["page_size"])
+    caches = abstract_caches(model_def, backend, placement, pools)
     slots = SlotState.shapes(request["num_rows"], model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
     state = StepState(caches, place(slots, placement.sharding()))
     packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=placement.sharding())
@@ -63,14 +62,13 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
         compiled = step.trace(params, state, packed).lower(lowering_platforms=("tpu",)).compile()
     memory = compiled.memory_analysis()
-    pools = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
     text = compiled.as_text()
     return {
         "seconds": round(time.perf_counter() - started, 2),
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
-        "cache_bytes": pools // placement.num_shards,
+        "cache_bytes": sum(math.prod(pages.sharding.shard_shape(pages.shape)) * pages.dtype.itemsize for pages in jax.tree.leaves(caches)),
         "all_reduces": text.count(" all-reduce(") + text.count(" all-reduce-start("),
         "kernels": text.count("tpu_custom_call"),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,11 @@ from jaxllm.config import CacheConfig
 from jaxllm.core_types import CacheGroup, CacheKind, CacheSpec
 from jaxllm.errors import OutOfMemoryPlanError
 from jaxllm.models.build import ModelDef
-from jaxllm.ops.attention import AttentionBackend
+from jaxllm.ops.attention import AttentionBackend, Cache
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
+from jaxllm.specs import CacheLayer
 
 # Host memory is shared with everything else on the machine: without an explicit size, take this much at most for pages.
 _CPU_CACHE_LIMIT = 2 * 2**30
@@ -109,7 +110,8 @@ def plan_memory(
     temporaries = _temporaries(model_def, limits, shards)
 
     groups = cache_groups(model_def.cache_layers)
-    page_bytes = [len(layers) * _layer_page_bytes(model_def, backend, limits.page_size, shards) for _, layers in groups.items()]
+    layer_bytes = [_page_bytes(model_def, backend, layer, limits.page_size, shards) for layer in model_def.cache_layers]
+    page_bytes = [sum(layer_bytes[i] for i in layers) for layers in groups.values()]
     wanted_len = max_model_len or model_def.max_model_len
     pools = _Pools(tuple(groups), page_bytes, limits)
     fixed = f"weights ({_readable(weights)}), sampling state ({_readable(sampling_state)}) and temporaries ({_readable(temporaries)})"
@@ -143,23 +145,41 @@ def plan_memory(
         sampling_state=sampling_state,
         temporaries=temporaries,
         kv_cache=sum(count * size for count, size in zip(counts, page_bytes, strict=True)),
-        cache_spec=CacheSpec(
-            limits.page_size,
-            tuple(
-                CacheGroup(CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW, layers, count, window)
-                for (window, layers), count in zip(groups.items(), counts, strict=True)
-            ),
-        ),
+        cache_spec=cache_spec(groups, counts, limits.page_size),
         max_model_len=int(min(wanted_len, longest)),
     )
 
 
-def cache_groups(cache_layers: Sequence[tuple[CacheKind, int | None]]) -> dict[int | None, tuple[int, ...]]:
+def cache_groups(cache_layers: Sequence[CacheLayer]) -> dict[int | None, tuple[int, ...]]:
     """Layers by the window they keep (None: everything), in order of first appearance."""
     groups: dict[int | None, tuple[int, ...]] = {}
-    for layer, (_, window) in enumerate(cache_layers):
-        groups[window] = (*groups.get(window, ()), layer)
+    for index, layer in enumerate(cache_layers):
+        groups[layer.window] = (*groups.get(layer.window, ()), index)
     return groups
+
+
+def cache_spec(groups: Mapping[int | None, tuple[int, ...]], counts: Sequence[int], page_size: int) -> CacheSpec:
+    """The groups of `cache_groups` with so many pages each."""
+    return CacheSpec(
+        page_size,
+        tuple(
+            CacheGroup(CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW, layers, count, window)
+            for (window, layers), count in zip(groups.items(), counts, strict=True)
+        ),
+    )
+
+
+def abstract_caches(model_def: ModelDef, backend: AttentionBackend, placement: Placement, spec: CacheSpec) -> tuple[Cache, ...]:
+    """The page pools of each layer, as they lie on the devices."""
+    dtype = model_def.shapes[model_def.names[0]].dtype
+    pages = {layer: group.num_pages for group in spec.groups for layer in group.layers}
+
+    def pool(index: int, layer: CacheLayer) -> Cache:
+        shapes = backend.cache_shapes(pages[index], spec.page_size, layer, dtype)
+        sharding = placement.cache(layer)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+
+    return tuple(pool(index, layer) for index, layer in enumerate(model_def.cache_layers))
 
 
 @dataclass(frozen=True)
@@ -209,10 +229,11 @@ def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
     return activations + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
 
 
-def _layer_page_bytes(model_def: ModelDef, backend: AttentionBackend, page_size: int, shards: int) -> int:
+def _page_bytes(model_def: ModelDef, backend: AttentionBackend, layer: CacheLayer, page_size: int, shards: int) -> int:
+    """Bytes of one layer's page on each device."""
     dtype = model_def.shapes[model_def.names[0]].dtype
-    shapes = backend.cache_shapes(1, page_size, model_def.num_kv_heads // shards, model_def.head_dim, dtype)
-    return sum(_nbytes(leaf) for leaf in jax.tree.leaves(shapes))
+    share = replace(layer, num_kv_heads=layer.num_kv_heads // shards) if layer.is_split else layer
+    return sum(_nbytes(leaf) for leaf in jax.tree.leaves(backend.cache_shapes(1, page_size, share, dtype)))
 
 
 def _shards_of(axes: Sequence[str | None], placement: Placement) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.errors import ConfigError
+from jaxllm.specs import CacheLayer
 
 MESH_AXES = ("data", "expert", "model")
 
@@ -68,10 +69,9 @@ class Placement:
         """The sharding of an array with these logical axes; none of them: replicated."""
         return NamedSharding(self.mesh, self.rules.partition(axes))
 
-    @property
-    def cache(self) -> NamedSharding:
-        """Pages [N, K, ...] are split by KV head."""
-        return self.sharding((None, "kv_heads", None, None))
+    def cache(self, layer: CacheLayer) -> NamedSharding:
+        """Pages [N, K, ...] are split by KV head, unless they hold a latent that all heads share."""
+        return self.sharding((None, "kv_heads") if layer.is_split else ())
 
     def put(self, array: np.ndarray, axes: tuple[str | None, ...] = ()) -> jax.Array:
         """Place a host array; each device gets its own slice only."""

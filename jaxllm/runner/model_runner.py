@@ -20,7 +20,7 @@ from jaxllm.runner.admission import ADMIT_ROWS, SlotParams, admitted_rows, wants
 from jaxllm.runner.batch import BatchBuilder, BatchLayout, decodes_first
 from jaxllm.runner.buckets import Bucket, bucket_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
-from jaxllm.runner.memory import Limits, MemoryPlan
+from jaxllm.runner.memory import Limits, MemoryPlan, abstract_caches
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history, write_masks
@@ -94,20 +94,10 @@ class ModelRunner:
         self._lock = threading.Lock()
 
     def _state_shapes(self, model_def: ModelDef, plan: MemoryPlan, limits: Limits, backend: AttentionBackend) -> StepState:
-        pages = [0] * len(model_def.cache_layers)
-        for group in plan.cache_spec.groups:
-            for layer in group.layers:
-                pages[layer] = group.num_pages
-        dtype = model_def.shapes[model_def.names[0]].dtype
-        caches = tuple(
-            backend.cache_shapes(count, plan.cache_spec.page_size, model_def.num_kv_heads, model_def.head_dim, dtype) for count in pages
-        )
+        caches = abstract_caches(model_def, backend, self._placement, plan.cache_spec)
         slots = SlotState.shapes(limits.max_num_seqs, model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
-
-        def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
-
-        return StepState(place(caches, self._placement.cache), place(slots, self._placement.sharding()))
+        everywhere = self._placement.sharding()
+        return StepState(caches, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), slots))
 
     def _compile_step(self, bucket: Bucket) -> Any:
         layout = BatchLayout(bucket, self._batches.pages_per_row)

@@ -79,9 +79,11 @@ class StepProgram:
         return StepState(tuple(caches), slots), StepOutput(sampled, hidden)
 
     def _attend(self, batch: StepBatch):
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, spec: AttendSpec):
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Cache, spec: AttendSpec, sinks: jax.Array | None = None
+        ) -> tuple[jax.Array, Cache]:
             metadata = batch.metadata[self.window_groups[spec.window]]
-            return self.backend.attend(q, k, v, cache, metadata, spec, mesh=self.placement.mesh, heads_axis="model")
+            return self.backend.attend(q, k, v, cache, metadata, spec, sinks, mesh=self.placement.mesh, heads_axis="model")
 
         return attend
 

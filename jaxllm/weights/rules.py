@@ -100,9 +100,9 @@ class Loadable(Protocol):
 
 
 def bind_rules(
-    rules: Sequence[Rule], shapes: Mapping[str, Any], dims: CheckpointDims, *, prefix: str, ignored: Sequence[str] = ()
+    rules: Sequence[Rule], shapes: Mapping[str, Any], dims: Sequence[CheckpointDims], *, prefix: str, ignored: Sequence[str] = ()
 ) -> LoadPlan:
-    """One recipe for each parameter in `shapes` (name -> something with `.shape`).
+    """One recipe for each parameter in `shapes` (name -> something with `.shape`); `dims` has an entry a layer.
 
     Raises:
         KeyError: a parameter without a rule, which is a mistake in the family file.
@@ -113,7 +113,8 @@ def bind_rules(
         template, layer = _template(name)
         rule = by_param[template]
         sources = tuple(Source(source.name.replace("{i}", layer), source.transposed, source.part, source.parts) for source in rule.sources)
-        recipes[name] = Recipe(sources, rule.transform.source_shapes(abstract.shape, dims), rule.transform, dims)
+        of_layer = dims[int(layer or 0)]
+        recipes[name] = Recipe(sources, rule.transform.source_shapes(abstract.shape, of_layer), rule.transform, of_layer)
     aliases = {}
     if "head.weight" not in shapes and "head.weight" in by_param:
         aliases[by_param["head.weight"].sources[0].name] = by_param["embed.weight"].sources[0].name

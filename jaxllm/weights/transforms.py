@@ -108,8 +108,20 @@ class SplitInputs:
         return np.ascontiguousarray(sources[0], dtype).reshape(shape)
 
 
+@dataclass(frozen=True)
+class Flat:
+    """A vector whose entries are split into axes (a number a head)."""
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        return ((math.prod(shape),),)
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        return np.ascontiguousarray(sources[0], dtype).reshape(shape)
+
+
 COPY = Copy()
 TOKEN_ROWS = TokenRows()
 INTERLEAVE = Interleave()
 FUSE_QKV = FuseQKV()
 SPLIT_INPUTS = SplitInputs()
+FLAT = Flat()

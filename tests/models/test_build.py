@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.core_types import CacheKind
 from jaxllm.errors import ConfigError, ModelLoadError
 from jaxllm.models.build import define_model
 from jaxllm.models.registry import FAMILIES
@@ -47,7 +46,7 @@ def define(config: dict[str, Any], **options: Any) -> Any:
 
 
 def windows(config: dict[str, Any]) -> list[int | None]:
-    return [window for _, window in define(config).cache_layers]
+    return [layer.window for layer in define(config).cache_layers]
 
 
 def spec(**changes: Any) -> DecoderSpec:
@@ -61,7 +60,8 @@ def test_large_model_is_defined_without_memory_for_it() -> None:
     model = define(LLAMA_8B, dtype="bfloat16")
     assert model.num_params == 8_030_261_248
     assert model.shapes["layers.31.attention.qkv"] == jax.ShapeDtypeStruct((8, 6, 128, 4096), jnp.bfloat16)
-    assert (model.max_model_len, model.vocab_size, model.num_kv_heads, model.head_dim) == (8192, 128256, 8, 128)
+    assert (model.max_model_len, model.vocab_size) == (8192, 128256)
+    assert {(layer.num_kv_heads, layer.head_dim) for layer in model.cache_layers} == {(8, 128)}
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -120,7 +120,7 @@ def test_bind_gives_the_decoder_its_parameters_in_the_order_of_names() -> None:
 
 def test_shards_beyond_the_kv_heads_replicate_them() -> None:
     model = define(LLAMA_8B, dtype="bfloat16", tensor_parallel_size=16)
-    assert model.num_kv_heads == 16
+    assert model.cache_layers[0].num_kv_heads == 16
     assert model.shapes["layers.0.attention.qkv"].shape == (16, 4, 128, 4096)
     assert model.shapes["layers.0.attention.out"].shape == (4096, 16, 2, 128)
 
@@ -178,9 +178,7 @@ def test_mistral_without_the_key_has_the_first_release_s_window() -> None:
 
 def test_gemma_windows_follow_the_pattern_or_the_layer_types() -> None:
     model = define(tiny_config("Gemma3ForCausalLM"))
-    assert [window for _, window in model.cache_layers] == [16, 16, None, 16, 16, None]
-    assert model.cache_layers[0][0] is CacheKind.SLIDING_WINDOW
-    assert model.cache_layers[2][0] is CacheKind.FULL
+    assert [layer.window for layer in model.cache_layers] == [16, 16, None, 16, 16, None]
     ropes = [block.mixer.rope for block in model.spec.blocks]
     assert ropes[0] != ropes[2]
     assert windows(tiny_config("Gemma3ForCausalLM", sliding_window_pattern=None, _sliding_window_pattern=2)) == [16, None] * 3

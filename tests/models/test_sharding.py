@@ -33,11 +33,16 @@ def test_only_activations_are_exchanged(architecture: str, tokens: int) -> None:
     params = load_params(model, checkpoint, lambda name, array: placement.put(array, model.axes[name]))
     heads = PartitionSpec(None, "model")
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, spec: AttendSpec) -> tuple[jax.Array, Any]:
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
         local = jax.shard_map(
-            lambda q, k, v: dense_attend(q, k, v, None, spec)[0], mesh=placement.mesh, in_specs=(heads,) * 3, out_specs=heads
+            lambda q, k, v, sinks: dense_attend(q, k, v, None, spec, sinks)[0],
+            mesh=placement.mesh,
+            in_specs=(heads, *(heads if spec.latent is None else PartitionSpec(),) * 2, PartitionSpec("model")),
+            out_specs=heads,
         )
-        return local(q, k, v), cache
+        return local(q, k, v, sinks), cache
 
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)

@@ -52,23 +52,43 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", [AttendSpec(0.25), AttendSpec(0.3, window=5), AttendSpec(0.3, window=20, softcap=3.0)], ids=str)
+SPECS = [AttendSpec(0.25), AttendSpec(0.3, window=5), AttendSpec(0.3, window=20, softcap=3.0), AttendSpec(0.3, window=12, chunked=True)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("name", STEPS)
 def test_xla_equals_reference(name, group, spec):
+    check(name, group, spec)
+
+
+@pytest.mark.parametrize("spec", SPECS[:2], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_sinks_take_their_share_of_each_softmax(name, spec):
+    # One that outweighs every score, one that no score notices.
+    check(name, 2, spec, sinks=jnp.array([0.5, 30.0, -30.0, -1.0]))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_latent_is_key_and_value(name):
+    check(name, 4, AttendSpec(0.25, latent=10))
+
+
+def check(name, group, spec, sinks=None):
     rows, num_tokens, num_rows = STEPS[name]
     rng = np.random.default_rng(len(name))
     metadata, cache = make_step(rng, rows, num_tokens, num_rows, 8, spec.window, pages_per_row=20)
     q = jnp.array(rng.normal(size=(num_tokens, NUM_KV * group, HEAD_DIM)), jnp.float32)
     k, v = (jnp.array(rng.normal(size=(num_tokens, NUM_KV, HEAD_DIM)), jnp.float32) for _ in range(2))
+    if spec.latent is not None:
+        cache, v = cache._replace(v=None), None
 
-    want, want_cache = reference.attend(q, k, v, cache, metadata, spec)
-    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec)
+    want, want_cache = reference.attend(q, k, v, cache, metadata, spec, sinks)
+    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec, sinks)
 
     real = np.asarray(metadata.token_rows) < num_rows
     np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
-    np.testing.assert_array_equal(got_cache.v[1:], want_cache.v[1:])
-    np.testing.assert_array_equal(got_cache.k[1:], want_cache.k[1:])
+    jax.tree.map(lambda got, want: np.testing.assert_array_equal(got[1:], want[1:]), got_cache, want_cache)
 
 
 def test_a_row_does_not_depend_on_its_batch_mates():

@@ -5,19 +5,31 @@ import pytest
 
 from jaxllm.errors import ConfigError
 from jaxllm.ops.attention import LayerCache, choose_backend
+from jaxllm.specs import AttendSpec, CacheLayer
+
+LAYER = CacheLayer(num_kv_heads=2, head_dim=64, attend=AttendSpec(0.125))
 
 
 def test_each_platform_has_its_backend_and_layout():
     cpu, tpu = choose_backend("cpu"), choose_backend("tpu", "TPU v6 lite")
     assert (cpu.name, tpu.name, choose_backend("cuda", "NVIDIA H100").name) == ("xla", "tpu", "xla")
-    assert isinstance(cpu.cache_shapes(5, 8, 2, 64, jnp.float32), LayerCache)
-    words = tpu.cache_shapes(5, 128, 2, 64, jnp.dtype(jnp.bfloat16))
+    assert isinstance(cpu.cache_shapes(5, 8, LAYER, jnp.float32), LayerCache)
+    words = tpu.cache_shapes(5, 128, LAYER, jnp.dtype(jnp.bfloat16))
     assert (words.shape, words.dtype) == ((5, 2, 128, 128), jnp.uint32)
+
+
+def test_layers_that_the_kernel_does_not_know_run_on_xla(caplog):
+    tpu = choose_backend("tpu", "TPU v6 lite")
+    for attend in (AttendSpec(0.125, latent=48), AttendSpec(0.125, window=16, chunked=True)):
+        pages = tpu.cache_shapes(5, 128, CacheLayer(2, 64, attend), jnp.dtype(jnp.bfloat16))
+        assert isinstance(pages, LayerCache)
+        assert (pages.v is None) == (attend.latent is not None)
+    assert "no TPU kernel for" in caplog.text
 
 
 def test_float16_and_odd_pages_are_refused_on_tpus():
     tpu = choose_backend("tpu", "TPU v6 lite")
     with pytest.raises(ConfigError, match="bfloat16 and float32 are"):
-        tpu.cache_shapes(5, 128, 2, 64, jnp.dtype(jnp.float16))
+        tpu.cache_shapes(5, 128, LAYER, jnp.dtype(jnp.float16))
     with pytest.raises(ConfigError, match="multiples of 8"):
-        tpu.cache_shapes(5, 20, 2, 64, jnp.dtype(jnp.bfloat16))
+        tpu.cache_shapes(5, 20, LAYER, jnp.dtype(jnp.bfloat16))

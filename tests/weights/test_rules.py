@@ -49,7 +49,7 @@ def test_kv_heads_are_repeated_for_more_shards() -> None:
     config = tiny_config()
     tensors = random_tensors(config)
     model, params = load(config, tensors, shards=4)
-    assert model.num_kv_heads == 4
+    assert model.cache_layers[0].num_kv_heads == 4
     k = tensors["model.layers.0.self_attn.k_proj.weight"].reshape(2, 8, 32)
     np.testing.assert_array_equal(params["layers.0.attention.qkv"][:, 1], k[[0, 0, 1, 1]])
 

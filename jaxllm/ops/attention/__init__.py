@@ -1,9 +1,10 @@
 """Ragged paged attention: one contract, one backend a platform.
 
-    attend(q, k, v, cache, metadata, spec) -> (out, cache)
+    attend(q, k, v, cache, metadata, spec, sinks) -> (out, cache)
 
 writes the new keys and values of a step into their pages and attends over everything that each query may see, prompt chunks and decodes
-in one call. `reference.py` is the plain oracle of the same signature; `xla.py` runs on every platform, `tpu.py` on the Mosaic kernel.
+in one call. `sinks` [H] are scores that take part in each softmax and have no value (None: none). `reference.py` is the plain oracle of
+the same signature; `xla.py` runs on every platform, `tpu.py` on the Mosaic kernel.
 """
 
 from jaxllm.ops.attention.backend import AttentionBackend, choose_backend

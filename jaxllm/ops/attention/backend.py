@@ -12,18 +12,19 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxllm.ops.attention import tpu, xla
 from jaxllm.ops.attention.metadata import AttentionMetadata, Cache
-from jaxllm.specs import AttendSpec
+from jaxllm.specs import AttendSpec, CacheLayer
 from pallas_kernels.ragged_paged_attention.tuning import find_device
 
-AttendFn = Callable[[jax.Array, jax.Array, jax.Array, Any, AttentionMetadata, AttendSpec], tuple[jax.Array, Any]]
-CacheShapesFn = Callable[[int, int, int, int, jnp.dtype], Any]
+# (q, k, v, cache, metadata, spec, sinks) -> (out, cache)
+AttendFn = Callable[[jax.Array, jax.Array, jax.Array | None, Any, AttentionMetadata, AttendSpec, jax.Array | None], tuple[jax.Array, Any]]
+CacheShapesFn = Callable[[int, int, CacheLayer, jnp.dtype], Any]
 
 
 @dataclass(frozen=True)
 class AttentionBackend:
     """One implementation of the attention contract, run on each shard of the heads.
 
-    cache_shapes: (num_pages, page_size, num_kv_heads, head_dim, dtype) -> abstract arrays of one layer's pages, in the backend's layout.
+    cache_shapes: (num_pages, page_size, layer, dtype) -> abstract arrays of one layer's pages, in the backend's layout.
     """
 
     name: str
@@ -34,38 +35,42 @@ class AttentionBackend:
         self,
         q: jax.Array,
         k: jax.Array,
-        v: jax.Array,
+        v: jax.Array | None,
         cache: Cache,
         metadata: AttentionMetadata,
         spec: AttendSpec,
+        sinks: jax.Array | None = None,
         *,
         mesh: Mesh,
         heads_axis: str,
     ) -> tuple[jax.Array, Cache]:
-        """q [T, H, D], k and v [T, K, D] with their heads split over `heads_axis`; returns ([T, H, D], cache).
+        """q [T, H, D], k and v [T, K, D], sinks [H] with their heads split over `heads_axis`; returns ([T, H, D], cache).
 
-        The output of a token whose k or v is not finite is NaN: pages hold zeros in their place, and nobody else would notice.
+        A latent (v None, K = 1) is whole on every device, as are its pages; the output is then [T, H, spec.latent]. The output of a token
+        whose k or v is not finite is NaN: pages hold zeros in their place, and nobody else would notice.
         """
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, metadata: AttentionMetadata) -> tuple[jax.Array, Cache]:
-            out, cache = self.attend_shard(q, k, v, cache, metadata, spec)
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Cache, metadata: AttentionMetadata, sinks: jax.Array | None
+        ) -> tuple[jax.Array, Cache]:
+            out, cache = self.attend_shard(q, k, v, cache, metadata, spec, sinks)
             # Zero, or NaN where k or v is not finite; cheaper than a reduction in each layer.
-            poison = k * 0 + v * 0
-            num_tokens, num_kv, head_dim = k.shape
-            grouped = out.reshape(num_tokens, num_kv, -1, head_dim) + poison[:, :, None].astype(out.dtype)
+            poison = k[..., : spec.latent] * 0 + jnp.sum(k[..., spec.latent :] * 0, -1, keepdims=True) if v is None else k * 0 + v * 0
+            grouped = out.reshape(*k.shape[:2], -1, out.shape[-1]) + poison[:, :, None].astype(out.dtype)
             return grouped.reshape(out.shape), cache
 
         if mesh.size == 1:
-            return attend(q, k, v, cache, metadata)
-        heads = PartitionSpec(None, heads_axis)
+            return attend(q, k, v, cache, metadata, sinks)
+        heads, everywhere = PartitionSpec(None, heads_axis), PartitionSpec()
+        kept = heads if spec.latent is None else everywhere
         sharded = jax.shard_map(
             attend,
             mesh=mesh,
-            in_specs=(heads, heads, heads, heads, PartitionSpec()),
-            out_specs=(heads, heads),
+            in_specs=(heads, kept, kept, kept, everywhere, PartitionSpec(heads_axis)),
+            out_specs=(heads, kept),
             check_vma=False,
         )
-        return sharded(q, k, v, cache, metadata)
+        return sharded(q, k, v, cache, metadata, sinks)
 
 
 def choose_backend(platform: str, device_kind: str = "") -> AttentionBackend:

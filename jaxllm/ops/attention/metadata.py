@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxllm.specs import AttendSpec
+
 # The pages of one layer as its backend keeps them: arrays whose axis 1 is split over devices.
 Cache = Any
 
@@ -15,15 +17,22 @@ Cache = Any
 class LayerCache(NamedTuple):
     """The `xla` backend's pages of one layer: `k` [N, K, D, S], `v` [N, K, S, D] for N pages of S positions. Page 0 is a sink.
 
-    Keys lie transposed, so that the scores of a page are a plain row-major product.
+    Keys lie transposed, so that the scores of a page are a plain row-major product. Where values are part of the keys (a latent), there
+    is no `v`.
     """
 
     k: jax.Array
-    v: jax.Array
+    v: jax.Array | None
 
     @property
     def page_size(self) -> int:
-        return self.v.shape[2]
+        return self.k.shape[3]
+
+    def values(self, pages: jax.Array, spec: AttendSpec) -> jax.Array:
+        """The values of some pages [...]: [..., K, S, D]."""
+        if self.v is None:
+            return jnp.swapaxes(self.k[pages][..., : spec.latent, :], -1, -2)
+        return self.v[pages]
 
 
 @jax.tree_util.register_dataclass
@@ -55,19 +64,31 @@ class AttentionMetadata:
         return self.positions.shape[0]
 
 
-def write_pages(cache: LayerCache, k: jax.Array, v: jax.Array, metadata: AttentionMetadata) -> LayerCache:
+def write_pages(cache: LayerCache, k: jax.Array, v: jax.Array | None, metadata: AttentionMetadata) -> LayerCache:
     """Store k, v [T, K, D] of this step's tokens in their pages; padding tokens go to the sink.
 
     What is not finite (a float16 overflow) is stored as zero: masked positions have weight zero, and zero times NaN would carry one
     request's overflow into others.
     """
-    k, v = (jnp.where(jnp.isfinite(x), x, 0) for x in (k, v))
     size = cache.page_size
     row = jnp.minimum(metadata.token_rows, metadata.num_rows - 1)
     page = metadata.page_table[row, metadata.positions // size]
     page = jnp.where(metadata.token_rows < metadata.num_rows, page, 0)
     offset = metadata.positions % size
-    return LayerCache(
-        k=cache.k.at[page, :, :, offset].set(k.astype(cache.k.dtype)),
-        v=cache.v.at[page, :, offset, :].set(v.astype(cache.v.dtype)),
-    )
+    keys = cache.k.at[page, :, :, offset].set(_finite(k, cache.k.dtype))
+    if cache.v is None or v is None:
+        return LayerCache(keys, None)
+    return LayerCache(keys, cache.v.at[page, :, offset, :].set(_finite(v, cache.v.dtype)))
+
+
+def _finite(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0).astype(dtype)
+
+
+def first_visible(positions: jax.Array, spec: AttendSpec) -> jax.Array:
+    """The first position that queries at `positions` see."""
+    if spec.window is None:
+        return jnp.zeros_like(positions)
+    if spec.chunked:
+        return positions - positions % spec.window
+    return jnp.maximum(positions + 1 - spec.window, 0)

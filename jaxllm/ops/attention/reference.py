@@ -5,14 +5,20 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, write_pages
+from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, first_visible, write_pages
 from jaxllm.specs import AttendSpec
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    spec: AttendSpec,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    """q [T, H, D], k and v [T, K, D]; returns ([T, H, D], cache). Padding tokens get zeros."""
+    """q [T, H, D], k and v [T, K, D], sinks [H]; returns ([T, H, D], cache). Padding tokens get zeros."""
     cache = write_pages(cache, k, v, metadata)
     num_tokens, num_heads, head_dim = q.shape
     num_kv = k.shape[1]
@@ -21,7 +27,8 @@ def attend(
     row = jnp.minimum(metadata.token_rows, metadata.num_rows - 1)
     pages = metadata.page_table[row]  # [T, P]
     keys = jnp.moveaxis(cache.k[pages], -1, 2).reshape(num_tokens, -1, num_kv, head_dim).astype(jnp.float32)
-    values = jnp.moveaxis(cache.v[pages], 3, 2).reshape(num_tokens, -1, num_kv, head_dim).astype(jnp.float32)
+    values = jnp.moveaxis(cache.values(pages, spec), 3, 2).astype(jnp.float32)
+    values = values.reshape(num_tokens, -1, num_kv, values.shape[-1])
 
     grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv, group, head_dim)
     scores = jnp.einsum("tkgd,tpkd->tkgp", grouped, keys, precision="highest") * spec.scale
@@ -29,9 +36,12 @@ def attend(
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     key_position = jnp.arange(keys.shape[1])
     visible = key_position[None] <= metadata.positions[:, None]
-    if spec.window is not None:
-        visible &= key_position[None] > metadata.positions[:, None] - spec.window
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
-    out = jnp.einsum("tkgp,tpkd->tkgd", weights, values, precision="highest").reshape(q.shape)
+    visible &= key_position[None] >= first_visible(metadata.positions, spec)[:, None]
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(num_kv, group, 1), (num_tokens, num_kv, group, 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]]
+    out = jnp.einsum("tkgp,tpkd->tkgd", weights, values, precision="highest").reshape(num_tokens, num_heads, -1)
     real = metadata.token_rows < metadata.num_rows
     return jnp.where(real[:, None, None], out, 0).astype(q.dtype), cache

@@ -1,10 +1,13 @@
 """Paged attention on TPUs: the Mosaic kernel of `pallas_kernels`, behind the contract of this package.
 
 Its pages are one array a layer, [N, W, S, L] words (`pallas_kernels/ragged_paged_attention/layout.py`), which splits over devices along W.
+Layers whose attention the kernel does not know (latents, chunks) keep XLA's pages and run on XLA.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +15,33 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.errors import ConfigError
-from jaxllm.ops.attention.metadata import AttentionMetadata
-from jaxllm.specs import AttendSpec
+from jaxllm.ops.attention import xla
+from jaxllm.ops.attention.metadata import AttentionMetadata, Cache, LayerCache
+from jaxllm.specs import AttendSpec, CacheLayer
 from pallas_kernels.ragged_paged_attention import layout, tpu
 from pallas_kernels.ragged_paged_attention.tuning import Device
 
+logger = logging.getLogger(__name__)
 
-def cache_shapes(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+
+def cache_shapes(num_pages: int, page_size: int, layer: CacheLayer, dtype: jnp.dtype) -> jax.ShapeDtypeStruct | LayerCache:
     """The abstract pages of one layer.
 
     Raises:
         ConfigError: a dtype or a block_size that the kernel cannot have.
     """
+    if layer.attend.latent is not None or layer.attend.chunked:
+        _log_fallback("multi-head latent attention" if layer.attend.latent is not None else "chunked attention")
+        return xla.cache_shapes(num_pages, page_size, layer, dtype)
     try:
-        return layout.cache_shape(num_pages, page_size, num_kv_heads, head_dim, dtype)
+        return layout.cache_shape(num_pages, page_size, layer.num_kv_heads, layer.head_dim, dtype)
     except layout.UnsupportedShapeError as error:
         raise ConfigError(f"{error}; see --dtype and --block-size") from None
+
+
+@functools.cache
+def _log_fallback(kind: str) -> None:
+    logger.warning("there is no TPU kernel for %s: its layers run on XLA's paged attention, which is slower", kind)
 
 
 @dataclass(frozen=True)
@@ -38,13 +52,23 @@ class Attend:
     interpret: Any = False
 
     def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: jax.Array, metadata: AttentionMetadata, spec: AttendSpec
-    ) -> tuple[jax.Array, jax.Array]:
-        """q [T, H, D], k and v [T, K, D] of one shard; returns ([T, H, D], cache).
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array | None,
+        cache: Cache,
+        metadata: AttentionMetadata,
+        spec: AttendSpec,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, Cache]:
+        """q [T, H, D], k and v [T, K, D], sinks [H] of one shard; returns ([T, H, D], cache).
 
         Raises:
             ConfigError: the step's shape does not fit the device's memories; the message says what would.
         """
+        if isinstance(cache, LayerCache):
+            return xla.attend(q, k, v, cache, metadata, spec, sinks)
+        assert v is not None
         try:
             return tpu.attend(
                 q,
@@ -58,6 +82,7 @@ class Attend:
                 scale=spec.scale,
                 window=spec.window,
                 softcap=spec.softcap,
+                sinks=sinks,
                 device=self.device,
                 interpret=self.interpret,
             )

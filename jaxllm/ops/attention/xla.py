@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, write_pages
-from jaxllm.specs import AttendSpec
+from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, first_visible, write_pages
+from jaxllm.specs import AttendSpec, CacheLayer
 
 _MASKED = -1e30
 # Measured on CPU: smaller tiles lose to loop overhead, larger ones waste work on short prompts.
@@ -26,25 +26,31 @@ _DECODE_BLOCK = 1024  # positions a turn of the decode loop covers, at most
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    spec: AttendSpec,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    """q [T, H, D], k and v [T, K, D]; returns ([T, H, D], cache). Padding tokens get finite values of no meaning.
+    """q [T, H, D], k and v [T, K, D], sinks [H]; returns ([T, H, D], cache). Padding tokens get finite values of no meaning.
 
     T == R means a step of decodes only: no prompt code is traced then.
     """
     cache = write_pages(cache, k, v, metadata)
     num_rows = metadata.num_rows
     if metadata.num_tokens == num_rows:
-        return _decode(q, cache, metadata, spec), cache
-    padded = jnp.pad(_decode(q[:num_rows], cache, metadata, spec), ((0, q.shape[0] - num_rows), (0, 0), (0, 0)))
-    return _prefill(q, padded, cache, metadata, spec), cache
+        return _decode(q, cache, metadata, spec, sinks), cache
+    padded = jnp.pad(_decode(q[:num_rows], cache, metadata, spec, sinks), ((0, q.shape[0] - num_rows), (0, 0), (0, 0)))
+    return _prefill(q, padded, cache, metadata, spec, sinks), cache
 
 
-def cache_shapes(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> LayerCache:
+def cache_shapes(num_pages: int, page_size: int, layer: CacheLayer, dtype: jnp.dtype) -> LayerCache:
     """Abstract arrays of one layer's pages."""
-    k: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), dtype)
-    v: Any = jax.ShapeDtypeStruct((num_pages, num_kv_heads, page_size, head_dim), dtype)
-    return LayerCache(k, v)
+    k: Any = jax.ShapeDtypeStruct((num_pages, layer.num_kv_heads, layer.head_dim, page_size), dtype)
+    v: Any = jax.ShapeDtypeStruct((num_pages, layer.num_kv_heads, page_size, layer.head_dim), dtype)
+    return LayerCache(k, v if layer.attend.latent is None else None)
 
 
 class _Partial(NamedTuple):
@@ -55,8 +61,12 @@ class _Partial(NamedTuple):
     acc: jax.Array
 
     @classmethod
-    def empty(cls, shape: tuple[int, ...], head_dim: int) -> _Partial:
-        return cls(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+    def empty(cls, shape: tuple[int, ...], head_dim: int, sinks: jax.Array | None) -> _Partial:
+        """Nothing seen yet but the sinks (broadcast to `shape`), which have weight one and no value."""
+        acc = jnp.zeros((*shape, head_dim))
+        if sinks is None:
+            return cls(jnp.full(shape, _MASKED), jnp.zeros(shape), acc)
+        return cls(jnp.broadcast_to(sinks.astype(jnp.float32), shape), jnp.ones(shape), acc)
 
     def value(self) -> jax.Array:
         return self.acc / jnp.maximum(self.total, 1e-30)[..., None]
@@ -70,15 +80,16 @@ def _scores(q: jax.Array, k: jax.Array, spec: AttendSpec) -> jax.Array:
     return scores
 
 
-def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec) -> jax.Array:
+def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec, sinks: jax.Array | None) -> jax.Array:
     """q [R, H, D], one query a row; rows past num_decodes give zeros. Returns [R, H, D]."""
     num_rows, num_heads, head_dim = q.shape
-    num_kv, size = cache.v.shape[1], cache.page_size
+    num_kv, size = cache.k.shape[1], cache.page_size
+    value_dim = spec.latent or head_dim
     width = max(1, min(_DECODE_BLOCK // size, 4 * num_rows))  # pages a turn
 
     rows = jnp.arange(num_rows)
     lens = jnp.where(rows < metadata.num_decodes, metadata.kv_lens, 0)
-    first_position = jnp.zeros_like(lens) if spec.window is None else jnp.maximum(lens - spec.window, 0)
+    first_position = first_visible(jnp.maximum(lens - 1, 0), spec)
     first_page = first_position // size
     ends = jnp.cumsum((lens + size - 1) // size - first_page)  # where each row's share of the work list ends
     grouped = q.reshape(num_rows, num_kv, num_heads // num_kv, head_dim)
@@ -97,7 +108,7 @@ def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: 
         scores = jnp.where(visible[:, None, None], scores, _MASKED)
         top = scores.max(-1)
         weights = jnp.exp(scores - top[..., None])
-        acc = jnp.matmul(weights.astype(cache.v.dtype), cache.v[page], preferred_element_type=jnp.float32)
+        acc = jnp.matmul(weights.astype(cache.k.dtype), cache.values(page, spec), preferred_element_type=jnp.float32)
 
         # Several items of a turn may be of one row: merge them into the rows by a one-hot product.
         owned = (row[:, None] == rows) & listed[:, None]  # [W, R]
@@ -106,7 +117,7 @@ def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: 
         item_scale = jnp.exp(top - row_top[row])
         row_scale = jnp.exp(state.top - row_top)
         share = owned.astype(jnp.float32).T  # [R, W]
-        acc = acc.reshape(width, num_heads, head_dim) * item_scale[..., None]
+        acc = acc.reshape(width, num_heads, value_dim) * item_scale[..., None]
         # A query that is not a number stays in its own row: zero times NaN would spread it over the product.
         acc, total = (jnp.where(jnp.isfinite(x), x, 0) for x in (acc, total * item_scale))
         merged = share @ acc.reshape(width, -1)
@@ -116,15 +127,18 @@ def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: 
             acc=state.acc * row_scale[..., None] + merged.reshape(state.acc.shape),
         )
 
-    empty = _Partial.empty((num_rows, num_heads), head_dim)
+    empty = _Partial.empty((num_rows, num_heads), value_dim, sinks)
     _, state = lax.while_loop(lambda carry: carry[0] < ends[-1], turn, (jnp.int32(0), empty))
     return state.value().astype(q.dtype)
 
 
-def _prefill(q: jax.Array, out: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec) -> jax.Array:
+def _prefill(
+    q: jax.Array, out: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec, sinks: jax.Array | None
+) -> jax.Array:
     """Fill `out` [T, H, D] at the tokens of rows from num_decodes on; q [T, H, D]."""
     num_tokens, num_heads, head_dim = q.shape
-    num_kv, size = cache.v.shape[1], cache.page_size
+    num_kv, size = cache.k.shape[1], cache.page_size
+    value_dim = spec.latent or head_dim
     num_rows, group = metadata.num_rows, num_heads // num_kv
     tile = min(_QUERY_TILE, num_tokens)
     pages_per_block = max(1, min(_KEY_BLOCK // size, metadata.page_table.shape[1]))
@@ -147,16 +161,16 @@ def _prefill(q: jax.Array, out: jax.Array, cache: LayerCache, metadata: Attentio
         first = metadata.kv_lens[row] - q_lens[row] + offset  # position of the tile's first query
         position = first + jnp.arange(tile)
         last = jnp.minimum(first + tile, metadata.kv_lens[row])
-        low = jnp.int32(0) if spec.window is None else jnp.maximum(first + 1 - spec.window, 0)
+        low = first_visible(first, spec)
 
         def one_block(turn: jax.Array, state: _Partial) -> _Partial:
             page = lax.dynamic_slice(table, (row, turn * pages_per_block), (1, pages_per_block))[0]
             keys = cache.k[page].transpose(1, 2, 0, 3).reshape(num_kv, head_dim, block)
-            values = cache.v[page].transpose(1, 0, 2, 3).reshape(num_kv, block, head_dim)
+            values = cache.values(page, spec).transpose(1, 0, 2, 3).reshape(num_kv, block, value_dim)
             key_position = turn * block + jnp.arange(block)
             visible = key_position[None] <= position[:, None]
             if spec.window is not None:
-                visible &= key_position[None] > position[:, None] - spec.window
+                visible &= key_position[None] >= first_visible(position, spec)[:, None]
             scores = _scores(queries, keys, spec).reshape(num_kv, group, tile, block)
             scores = jnp.where(visible, scores, _MASKED).reshape(num_kv, group * tile, block)
             top = jnp.maximum(state.top, scores.max(-1))
@@ -168,9 +182,10 @@ def _prefill(q: jax.Array, out: jax.Array, cache: LayerCache, metadata: Attentio
             acc = jnp.matmul(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
             return _Partial(top, state.total * scale + weights.sum(-1), state.acc * scale[..., None] + acc)
 
-        empty = _Partial.empty((num_kv, group * tile), head_dim)
+        by_query = None if sinks is None else jnp.repeat(sinks.reshape(num_kv, group), tile, axis=1)
+        empty = _Partial.empty((num_kv, group * tile), value_dim, by_query)
         state = lax.fori_loop(low // block, (last + block - 1) // block, one_block, empty)
-        result = state.value().reshape(num_kv, group, tile, head_dim).transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
+        result = state.value().reshape(num_kv, group, tile, value_dim).transpose(2, 0, 1, 3).reshape(tile, num_heads, value_dim)
         return lax.dynamic_update_slice_in_dim(out, result.astype(out.dtype), start, axis=0)
 
     return lax.fori_loop(0, ends[-1], one_tile, out)[:num_tokens]
