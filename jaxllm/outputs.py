@@ -54,7 +54,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of one request: its prompt and its sequences so far."""
+    """The state of one request: its prompt and its sequences so far. `error` says why sequences ended with finish reason "error"."""
 
     request_id: str
     prompt: str | None
@@ -64,6 +64,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)

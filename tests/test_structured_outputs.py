@@ -178,3 +178,5 @@ def test_allowed_ids_and_a_grammar_that_exclude_each_other_end_the_request_with_
     (output,) = run(scripted, [params])
     assert output.outputs[0].finish_reason == "error"
     assert output.outputs[0].text == "xx"
+    assert output.error is not None
+    assert "no token is left" in output.error

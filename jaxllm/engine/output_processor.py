@@ -210,6 +210,7 @@ class RequestState:
             finished=self.finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
+            error=None if self.failure is None else self.failure.error,
         )
 
 

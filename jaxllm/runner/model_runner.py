@@ -36,7 +36,9 @@ _SCORED_ROWS = 32
 MASK_ROWS = 16
 
 NOT_FINITE = "the model's logits are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
-NO_TOKEN_LEFT = "no token is left to sample: allowed_token_ids, bad_words and stop ids held off by min_tokens exclude every one"
+NO_TOKEN_LEFT = (
+    "no token is left to sample: allowed_token_ids, bad_words, structured_outputs and stop ids held off by min_tokens exclude every one"
+)
 
 
 class ModelRunner:
