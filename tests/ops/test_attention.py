@@ -48,7 +48,8 @@ STEPS = {
     "chunk on a cached prefix": ([(16, 33)], 16, 4),
     "decodes and prompts, padded": ([(1, 17), (1, 40), (9, 0), (2, 63), (13, 8)], 48, 8),
     "nothing": ([], 16, 4),
-    "a tile and one": ([(1, 3), (129, 5)], 192, 2),
+    "a tile and one": ([(1, 3), (65, 5)], 96, 2),
+    "large tiles between small ones": ([(1, 3), (70, 0), (530, 300), (3, 0), (512, 9), (1030, 5)], 2304, 8),
 }
 
 
@@ -77,7 +78,8 @@ def test_a_latent_is_key_and_value(name):
 def check(name, group, spec, sinks=None):
     rows, num_tokens, num_rows = STEPS[name]
     rng = np.random.default_rng(len(name))
-    metadata, cache = make_step(rng, rows, num_tokens, num_rows, 8, spec.window, pages_per_row=20)
+    pages_per_row = -(-max([160, *(sum(row) for row in rows)]) // 8)
+    metadata, cache = make_step(rng, rows, num_tokens, num_rows, 8, spec.window, pages_per_row)
     q = jnp.array(rng.normal(size=(num_tokens, NUM_KV * group, HEAD_DIM)), jnp.float32)
     k, v = (jnp.array(rng.normal(size=(num_tokens, NUM_KV, HEAD_DIM)), jnp.float32) for _ in range(2))
     if spec.latent is not None:

@@ -19,8 +19,8 @@ from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, first_v
 from jaxllm.specs import AttendSpec, CacheLayer
 
 _MASKED = -1e30
-# Measured on CPU: smaller tiles lose to loop overhead, larger ones waste work on short prompts.
-_QUERY_TILE = 128
+# Measured on CPU: large tiles gather the pages of a long chunk less often, small ones waste less on what is short.
+_LARGE_TILE, _SMALL_TILE = 512, 64
 _KEY_BLOCK = 256
 _DECODE_BLOCK = 1024  # positions a turn of the decode loop covers, at most
 
@@ -135,26 +135,49 @@ def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: 
 def _prefill(
     q: jax.Array, out: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec, sinks: jax.Array | None
 ) -> jax.Array:
-    """Fill `out` [T, H, D] at the tokens of rows from num_decodes on; q [T, H, D]."""
-    num_tokens, num_heads, head_dim = q.shape
+    """Fill `out` [T, H, D] at the tokens of rows from num_decodes on; q [T, H, D]. Each row is cut into large tiles, and its rest into
+    small ones.
+    """
+    num_tokens = q.shape[0]
+    small = min(_SMALL_TILE, num_tokens)
+    q_lens = metadata.q_starts[1:] - metadata.q_starts[:-1]
+    q_lens = jnp.where(jnp.arange(metadata.num_rows) >= metadata.num_decodes, q_lens, 0)
+    num_large = q_lens // _LARGE_TILE
+    base = num_large * _LARGE_TILE
+    # A small tile may reach past its row. What it writes there is overwritten by the next row's tiles, which come later (large ones last,
+    # since they end within their row), or lies in this padding.
+    q, out = (jnp.pad(x, ((0, small), (0, 0), (0, 0))) for x in (q, out))
+    out = _fill_tiles(q, out, cache, metadata, spec, sinks, small, (q_lens - base + small - 1) // small, base)
+    if num_tokens >= _LARGE_TILE:
+        out = _fill_tiles(q, out, cache, metadata, spec, sinks, _LARGE_TILE, num_large, jnp.zeros_like(base))
+    return out[:num_tokens]
+
+
+def _fill_tiles(
+    q: jax.Array,
+    out: jax.Array,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    spec: AttendSpec,
+    sinks: jax.Array | None,
+    tile: int,
+    counts: jax.Array,
+    bases: jax.Array,
+) -> jax.Array:
+    """Fill `out` [T', H, D] at counts [R] tiles of `tile` tokens a row, from its token bases [R] on; q [T', H, D]."""
+    _, num_heads, head_dim = q.shape
     num_kv, size = cache.k.shape[1], cache.page_size
     value_dim = spec.latent or head_dim
     num_rows, group = metadata.num_rows, num_heads // num_kv
-    tile = min(_QUERY_TILE, num_tokens)
     pages_per_block = max(1, min(_KEY_BLOCK // size, metadata.page_table.shape[1]))
     block = pages_per_block * size
-
     q_lens = metadata.q_starts[1:] - metadata.q_starts[:-1]
-    tiles = jnp.where(jnp.arange(num_rows) >= metadata.num_decodes, (q_lens + tile - 1) // tile, 0)
-    ends = jnp.cumsum(tiles)
-    # A tile may reach past its row: what it writes there is overwritten by the next row's tile, or lies in this padding.
-    q = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
-    out = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
+    ends = jnp.cumsum(counts)
     table = jnp.pad(metadata.page_table, ((0, 0), (0, pages_per_block)))
 
     def one_tile(index: jax.Array, out: jax.Array) -> jax.Array:
         row = jnp.minimum(jnp.sum(ends <= index), num_rows - 1)
-        offset = (index - jnp.where(row > 0, ends[row - 1], 0)) * tile
+        offset = bases[row] + (index - jnp.where(row > 0, ends[row - 1], 0)) * tile
         start = metadata.q_starts[row] + offset
         queries = lax.dynamic_slice_in_dim(q, start, tile).reshape(tile, num_kv, group, head_dim)
         queries = queries.transpose(1, 2, 0, 3).reshape(num_kv, group * tile, head_dim)
@@ -188,4 +211,4 @@ def _prefill(
         result = state.value().reshape(num_kv, group, tile, value_dim).transpose(2, 0, 1, 3).reshape(tile, num_heads, value_dim)
         return lax.dynamic_update_slice_in_dim(out, result.astype(out.dtype), start, axis=0)
 
-    return lax.fori_loop(0, ends[-1], one_tile, out)[:num_tokens]
+    return lax.fori_loop(0, ends[-1], one_tile, out)
