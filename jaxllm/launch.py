@@ -69,13 +69,13 @@ def start_engine(
         from jaxllm.runner.memory import plan_memory
 
         checkpoint = _open_checkpoint(config, files)
-        dtype = _compute_dtype(config, files, checkpoint, platform)
-        model_def = _define(files, dtype, config, config.model.max_model_len)
-        limits = _limits(config, platform)
+        dtype = compute_dtype(config, files, checkpoint, platform)
+        model_def = define(files, dtype, config, config.model.max_model_len)
+        limits = step_limits(config, platform)
         plan = plan_memory(model_def, backend, placement, config.cache, limits, max_model_len=config.model.max_model_len)
         if plan.max_model_len != (config.model.max_model_len or model_def.max_model_len):
             # Rope scalings may depend on the longest sequence.
-            model_def = _define(files, dtype, config, plan.max_model_len)
+            model_def = define(files, dtype, config, plan.max_model_len)
         logger.info(
             "%s, %s, %s on %d %s device(s); %s", files.name, model_def.architecture, dtype, placement.mesh.size, platform, plan.table()
         )
@@ -136,7 +136,7 @@ def _open_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint | No
     return open_checkpoint(files.path)
 
 
-def _compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoint | None, platform: str) -> str:
+def compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoint | None, platform: str) -> str:
     """The dtype asked for; for "auto" the checkpoint's, or for GGUF files the one that the platform is best at."""
     from jaxllm.models.registry import find_family
 
@@ -162,7 +162,7 @@ def _stored_dtype(hf_config: Mapping[str, Any], checkpoint: Checkpoint | None) -
     return str(checkpoint.dtype(name)) if checkpoint is not None and name is not None else "float32"
 
 
-def _define(files: ModelFiles, dtype: str, config: EngineConfig, max_model_len: int | None) -> ModelDef:
+def define(files: ModelFiles, dtype: str, config: EngineConfig, max_model_len: int | None) -> ModelDef:
     from jaxllm.models.build import define_model
 
     tp = config.parallel.tensor_parallel_size
@@ -175,7 +175,7 @@ def _define(files: ModelFiles, dtype: str, config: EngineConfig, max_model_len: 
     return model_def
 
 
-def _limits(config: EngineConfig, platform: str) -> Limits:
+def step_limits(config: EngineConfig, platform: str) -> Limits:
     """Sizes of a step. A CPU step of many tokens takes seconds, in which nobody else gets a token; accelerators want large ones.
 
     Pages of 64 positions are gathered a third faster on CPU than pages of 16; TPU page tables must fit scalar memory.

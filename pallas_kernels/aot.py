@@ -11,48 +11,70 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-# Topologies by the names that people know, each with jax's device_kind and what libtpu calls the accelerator.
-TPU_KINDS = {
-    "v4": "TPU v4",
-    "v5e": "TPU v5 lite",
-    "v5p": "TPU v5",
-    "v6e": "TPU v6 lite",
-    "tpu7x": "TPU7x",
-}
+from pallas_kernels.devices import Device, parse_target
+
 _MARK = "AOT-RESULT "
+# What jax calls the platform where it compiles.
+LOWERING_PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
+# To choose CUB's sort, XLA asks the GPU itself for the scratch memory; its own sort takes about as much.
+_DEVICELESS_OPTIONS = {"gpu": {"xla_gpu_enable_cub_radix_sort": False}}
+_CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 
 class AotError(RuntimeError):
     """The target's compiler refused, crashed or took too long; the message is the compiler's last word."""
 
 
-def missing_tpu_compiler() -> str | None:
-    """Why nothing can be compiled for TPUs, or None."""
-    if importlib.util.find_spec("libtpu") is None:
-        return "the TPU compiler is not installed; pip install 'jaxllm[plan-tpu]'"
-    return None
+def missing_compiler(platform: str) -> str | None:
+    """Why nothing can be compiled for "tpu" or "gpu" here, or None."""
+    if platform == "tpu":
+        found, name, extra = _has_module("libtpu"), "TPU compiler (libtpu)", "plan-tpu"
+    else:
+        found, name, extra = any(map(_has_module, _CUDA_PLUGINS)), "CUDA compiler (jax's CUDA plugin)", "plan-gpu"
+    return None if found else f"the {name} is not installed; pip install 'jaxllm[{extra}]'"
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of the parent package
+        return False
 
 
 def compile_isolated(module: str, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """The answer of `module` to the request.
+    """The answer of `module` to the request, which names a `target`.
 
     Raises:
+        UnknownTargetError: there is no such target.
         AotError: there is no compiler, or it failed.
     """
-    reason = missing_tpu_compiler()
+    device = parse_target(request["target"]).device
+    reason = missing_compiler(device.platform)
     if reason is not None:
         raise AotError(reason)
+    return run_isolated(module, request, timeout_s=timeout_s)
+
+
+def run_isolated(module: str, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    """The answer of `module`, which needs no compiler.
+
+    Raises:
+        AotError: it failed.
+    """
     quiet = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_MIN_LOG_LEVEL": "3",
         "TPU_STDERR_LOG_LEVEL": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_ACCELERATOR_TYPE": f"{request['target'].partition(':')[0]}-4",
     }
@@ -62,11 +84,11 @@ def compile_isolated(module: str, request: Mapping[str, Any], *, timeout_s: floa
             command, input=json.dumps(request), capture_output=True, text=True, timeout=timeout_s, env=os.environ | quiet, check=False
         )
     except subprocess.TimeoutExpired:
-        raise AotError(f"{module} {dict(request)} was not compiled in {timeout_s:.0f} s") from None
+        raise AotError(f"{module} did not answer for {request['target']} within {timeout_s:.0f} s") from None
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
             return json.loads(line.removeprefix(_MARK))
-    raise AotError(f"{module} {dict(request)} failed (exit {done.returncode}): {done.stderr.strip()[-2000:]}")
+    raise AotError(f"{module} failed for {request['target']} (exit {done.returncode}): {done.stderr.strip()[-2000:]}")
 
 
 def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
@@ -74,17 +96,49 @@ def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     print(_MARK + json.dumps(answer(json.load(sys.stdin))), flush=True)
 
 
-def target_mesh(target: str, axes: tuple[str, ...] = ("model",)) -> Any:
-    """A mesh over all chips of a target such as "v6e:2x2", its last axis over all of them. Imports jax; needs libtpu."""
+def target_mesh(target: str, axes: tuple[str, ...] = ("model",), num_devices: int | None = None) -> Any:
+    """A mesh over the first `num_devices` (None: all) devices of a target, its last axis over all of them. Imports jax; needs the target's
+    compiler.
+    """
     import numpy as np
     from jax.experimental import topologies
     from jax.sharding import AxisType, Mesh
 
-    devices: Any = np.array(topologies.get_topology_desc(platform="tpu", topology_name=_topology(target)).devices)
+    where = parse_target(target)
+    if where.device.platform == "tpu":
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=where.name)
+    else:
+        spec = _gpu_target_config(where.device)
+        topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{where.num_chips}", target_config=spec)
+    devices: Any = np.array(topology.devices[:num_devices])
     return Mesh(devices.reshape((1,) * (len(axes) - 1) + (-1,)), axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
-def _topology(target: str) -> str:
-    """Topologies of v4, v5p and tpu7x have three dimensions."""
-    generation, _, shape = target.partition(":")
-    return target if generation in ("v5e", "v6e") or shape.count("x") == 2 else f"{generation}:{shape}x1"
+def compile_for(function: Any, mesh: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Compile a jitted function for the devices of a mesh, with abstract arguments that carry their shardings."""
+    import jax
+
+    platform = mesh.devices.flat[0].platform
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = function.trace(*arguments, **keywords).lower(lowering_platforms=(LOWERING_PLATFORMS[platform],))
+        return lowered.compile(compiler_options=_DEVICELESS_OPTIONS.get(platform))
+
+
+def _gpu_target_config(device: Device) -> str:
+    """What XLA must know of a GPU: a text proto out of jax's CUDA plugin, which carries one for each GPU that XLA's own tests compile for.
+
+    Raises:
+        AotError: the plugin carries none for this GPU.
+    """
+    spec = next(filter(None, (importlib.util.find_spec(name) for name in _CUDA_PLUGINS if _has_module(name))))
+    folder = Path(next(iter(spec.submodule_search_locations or ())))
+    data = (folder / "xla_cuda_plugin.so").read_bytes()
+    described = re.compile(rf'device_description_str: "({re.escape(device.kind)}[^"]*)"')
+    found = {}
+    for match in re.finditer(rb"gpu_device_info \{[^\0]*", data):
+        text = match[0].decode("utf-8", "replace")
+        if name := described.search(text):
+            found[name[1]] = text
+    if found:
+        return found[min(found, key=len)]  # the others are parts of one
+    raise AotError(f"this CUDA plugin has no description of {device.kind}; another version of it may")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pallas_kernels.aot import AotError, compile_isolated, missing_tpu_compiler
+from pallas_kernels.aot import AotError, compile_isolated, missing_compiler
 
 TARGETS = {"v5e": "v5e:1x1", "v5p": "v5p:2x2", "v6e": "v6e:1x1", "tpu7x": "tpu7x:2x2"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "kernels.md")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for each compilation")
     args = parser.parse_args()
-    reason = missing_tpu_compiler()
+    reason = missing_compiler("tpu")
     if reason is not None:
         sys.exit(reason)
     text = HEAD.format(jax=importlib.metadata.version("jax"), libtpu=importlib.metadata.version("libtpu"))

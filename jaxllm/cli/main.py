@@ -15,6 +15,7 @@ COMMANDS = {
     "chat": ("jaxllm.cli.chat", "Chat in the terminal, with a running server or with a model loaded here"),
     "complete": ("jaxllm.cli.complete", "Continue text in the terminal, with a running server or with a model loaded here"),
     "run-batch": ("jaxllm.cli.run_batch", "Answer a file of requests in OpenAI's batch format"),
+    "plan": ("jaxllm.cli.plan", "Plan an engine for accelerators that are not there: what fits, and how fast it can be"),
     "bench": ("jaxllm.cli.bench.main", "Measure latency, throughput, serving and start-up"),
     "collect-env": ("jaxllm.cli.collect_env", "Print versions, devices and memory, for a bug report"),
 }

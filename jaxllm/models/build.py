@@ -66,7 +66,12 @@ class ModelDef:
 
 
 def define_model(
-    hf_config: Mapping[str, Any], *, dtype: DTypeLike, tensor_parallel_size: int = 1, max_model_len: int | None = None
+    hf_config: Mapping[str, Any],
+    *,
+    dtype: DTypeLike,
+    tensor_parallel_size: int = 1,
+    max_model_len: int | None = None,
+    num_layers: int | None = None,
 ) -> ModelDef:
     """Build the abstract model of a config; takes no memory for weights.
 
@@ -75,6 +80,7 @@ def define_model(
         dtype: of the parameters and activations.
         tensor_parallel_size: shards that each layer is cut into. KV heads are replicated where there are fewer of them.
         max_model_len: the longest sequence of the engine; matters for rope scalings that depend on it (`models/rope.py`).
+        num_layers: only this many first layers, for programs that show what the others do, too; None: all.
 
     Raises:
         ModelLoadError: an unsupported architecture, or a config that is not fully understood.
@@ -86,6 +92,7 @@ def define_model(
     config = HFConfig(hf_config)
     logical = family.to_spec(config, max_model_len)
     config.refuse_unread(family.architecture, family.harmless_keys)
+    logical = dataclasses.replace(logical, blocks=logical.blocks[:num_layers])
     spec = _shard(logical, tensor_parallel_size)
 
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spec, dtype)))

@@ -21,7 +21,7 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
 
 def contract(x: jax.Array, weight: jax.Array, num_in: int, preferred_element_type: jnp.dtype) -> jax.Array:
     """The product of `linear` with an explicit result dtype; `num_in` trailing axes are summed over."""
-    if jax.default_backend() != "cpu":
+    if _platform() != "cpu":
         x_axes, w_axes = _summed_axes(x, weight, num_in)
         return lax.dot_general(x, weight, ((x_axes, w_axes), ((), ())), preferred_element_type=preferred_element_type)
     if x.dtype != jnp.float32 and x.shape[0] == 1:
@@ -30,6 +30,12 @@ def contract(x: jax.Array, weight: jax.Array, num_in: int, preferred_element_typ
     if x.shape[0] <= _LEFT_OPERAND_MAX_ROWS:
         return _weight_on_the_left(x, weight, num_in, preferred_element_type)
     return _flattened(x, weight, num_in, preferred_element_type)
+
+
+def _platform() -> str:
+    """Where this is compiled for: programs for devices that are not there are traced under a mesh that names them."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
 
 
 def _weight_on_the_left(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: jnp.dtype) -> jax.Array:

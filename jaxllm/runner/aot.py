@@ -1,14 +1,19 @@
-"""Compile the whole step for TPUs that are not there, in a process of its own (see `pallas_kernels/aot.py`).
+"""Compile the whole step for accelerators that are not there, in a process of its own (see `pallas_kernels/aot.py`).
 
-The request: target ("v6e:2x2"; all its chips share the model), hf_config, dtype, num_tokens, num_rows, page_size, max_model_len, num_pages.
-The answer, per chip in bytes: argument_bytes, temp_bytes, alias_bytes, cache_bytes (page pools); and seconds, all_reduces.
+The request: target ("v6e:2x2", "h100:4"), hf_config, dtype, num_tokens and num_rows (of the bucket), page_size, max_model_len, num_pages
+(of each cache group, or one number for all), and optionally tensor_parallel_size (None: every device of the target), max_num_seqs (None:
+num_rows) and num_layers (only so many first layers; None: all).
+The answer, per device in bytes: argument_bytes, temp_bytes, alias_bytes, cache_bytes (page pools); seconds; kernels; num_layers; and
+collectives, what the devices tell each other: see `Collectives`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 import time
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -23,32 +28,24 @@ from jaxllm.runner.mesh import MESH_AXES, Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.runner.step import StepProgram, StepState
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
-from pallas_kernels.aot import serve, target_mesh
+from pallas_kernels.aot import compile_for, serve, target_mesh
 
 
 def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     """Compile one bucket of a model for a target."""
-    placement = Placement(target_mesh(request["target"], MESH_AXES))
-    backend = choose_backend("tpu", placement.mesh.devices.flat[0].device_kind)
+    placement = Placement(target_mesh(request["target"], MESH_AXES, request.get("tensor_parallel_size")))
+    device = placement.mesh.devices.flat[0]
+    backend = choose_backend(device.platform, device.device_kind)
     model_def = define_model(
         request["hf_config"],
         dtype=request["dtype"],
         tensor_parallel_size=placement.num_shards,
         max_model_len=request["max_model_len"],
+        num_layers=request.get("num_layers"),
     )
-    groups = cache_groups(model_def.cache_layers)
     bucket = Bucket(request["num_tokens"], request["num_rows"])
+    groups = cache_groups(model_def.cache_layers)
     layout = BatchLayout(bucket, (-(-request["max_model_len"] // request["page_size"]),) * len(groups))
-
-    def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
-
-    params = [place(model_def.shapes[name], placement.sharding(model_def.axes[name])) for name in model_def.names]
-    pools = cache_spec(groups, [request["num_pages"]] * len(groups), request["page_size"])
-    caches = abstract_caches(model_def, backend, placement, pools)
-    slots = SlotState.shapes(request["num_rows"], model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
-    state = StepState(caches, place(slots, placement.sharding()))
-    packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=placement.sharding())
     program = StepProgram(
         model_def=model_def,
         backend=backend,
@@ -57,21 +54,64 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         num_sampled_ids=model_def.vocab_size,
         max_logprobs=min(20, model_def.vocab_size),
     )
+    pages = request["num_pages"] if isinstance(request["num_pages"], list) else [request["num_pages"]] * len(groups)
+    caches = abstract_caches(model_def, backend, placement, cache_spec(groups, pages, request["page_size"]))
+    slots = SlotState.shapes(request.get("max_num_seqs") or bucket.num_rows, model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
+    params = [_placed(model_def.shapes[name], placement.sharding(model_def.axes[name])) for name in model_def.names]
+    state = StepState(caches, _placed(slots, placement.sharding()))
+    packed = _placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32), placement.sharding())
     step = jax.jit(functools.partial(program.step, layout=layout), donate_argnums=1)
     started = time.perf_counter()
-    with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
-        compiled = step.trace(params, state, packed).lower(lowering_platforms=("tpu",)).compile()
-    memory = compiled.memory_analysis()
-    text = compiled.as_text()
+    compiled = compile_for(step, placement.mesh, params, state, packed)
+    seconds = time.perf_counter() - started
+    memory, text = compiled.memory_analysis(), compiled.as_text()
     return {
-        "seconds": round(time.perf_counter() - started, 2),
+        "seconds": round(seconds, 2),
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "cache_bytes": sum(math.prod(pages.sharding.shard_shape(pages.shape)) * pages.dtype.itemsize for pages in jax.tree.leaves(caches)),
-        "all_reduces": text.count(" all-reduce(") + text.count(" all-reduce-start("),
-        "kernels": text.count("tpu_custom_call"),
+        "kernels": len(re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu)', text)),
+        "num_layers": len(model_def.cache_layers),
+        "collectives": [asdict(found) for found in collectives(text)],
     }
+
+
+def _placed(tree: Any, sharding: jax.sharding.Sharding) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Collective operations of one kind, inside of layers or outside of them: how many, and the bytes of all their results."""
+
+    kind: str
+    in_layers: bool
+    count: int
+    bytes: int
+
+
+_COLLECTIVE = re.compile(r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(-start)?\(")
+_SHAPE = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
+
+
+def collectives(hlo: str) -> list[Collectives]:
+    """The collectives of a compiled program, given as text. What layers do carries the name of the function that runs them."""
+    found: dict[tuple[str, bool], list[int]] = {}
+    for line in hlo.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None:
+            continue
+        sizes = [math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(dtype) for dtype, dims in _SHAPE.findall(match[1])]
+        # Asynchronous ones but all-reduce have their operands among their results.
+        size = max(sizes) if match[3] and match[2] != "all-reduce" else sum(sizes)
+        found.setdefault((match[2], "jit(run)" in line), []).append(size)
+    return [Collectives(kind, in_layers, len(sizes), sum(sizes)) for (kind, in_layers), sizes in sorted(found.items())]
+
+
+def _itemsize(hlo_dtype: str) -> int:
+    bits = re.search(r"\d+", hlo_dtype)
+    return max(1, int(bits[0]) // 8) if bits else 1  # pred has no number
 
 
 if __name__ == "__main__":

@@ -93,24 +93,26 @@ def plan_memory(
     limits: Limits,
     *,
     max_model_len: int | None,
+    device_bytes: int | None = None,
 ) -> MemoryPlan:
     """Plan from shapes alone.
 
     Args:
         max_model_len: as asked for; None takes the model's own, or less if only less fits.
+        device_bytes: memory of each device, where the mesh is of devices that are not there; None asks the devices.
 
     Raises:
         OutOfMemoryPlanError: the plan cannot fit; the message says which option to turn, and to what.
     """
     shards = placement.num_shards
-    total = usable_memory(placement, cache)
-    weights = sum(_nbytes(model_def.shapes[name]) // _shards_of(model_def.axes[name], placement) for name in model_def.names)
+    total = usable_memory(placement, cache) if device_bytes is None else int(device_bytes * cache.gpu_memory_utilization)
+    weights = weight_bytes(model_def, placement)
     slots = SlotState.shapes(limits.max_num_seqs, model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
     sampling_state = sum(_nbytes(leaf) for leaf in jax.tree.leaves(slots))
     temporaries = _temporaries(model_def, limits, shards)
 
     groups = cache_groups(model_def.cache_layers)
-    layer_bytes = [_page_bytes(model_def, backend, layer, limits.page_size, shards) for layer in model_def.cache_layers]
+    layer_bytes = [page_bytes_of(model_def, backend, layer, limits.page_size, shards) for layer in model_def.cache_layers]
     page_bytes = [sum(layer_bytes[i] for i in layers) for layers in groups.values()]
     wanted_len = max_model_len or model_def.max_model_len
     pools = _Pools(tuple(groups), page_bytes, limits)
@@ -125,7 +127,7 @@ def plan_memory(
         )
     budget = cache.kv_cache_memory_bytes
     if budget is None:
-        on_cpu = placement.mesh.devices.flat[0].platform == "cpu"
+        on_cpu = device_bytes is None and placement.mesh.devices.flat[0].platform == "cpu"
         budget = min(left, _CPU_CACHE_LIMIT) if on_cpu else left
     elif not one_page <= budget <= left:
         raise OutOfMemoryPlanError(
@@ -148,6 +150,11 @@ def plan_memory(
         cache_spec=cache_spec(groups, counts, limits.page_size),
         max_model_len=int(min(wanted_len, longest)),
     )
+
+
+def weight_bytes(model_def: ModelDef, placement: Placement) -> int:
+    """Bytes of the parameters on each device."""
+    return sum(_nbytes(model_def.shapes[name]) // shards_of(model_def.axes[name], placement) for name in model_def.names)
 
 
 def cache_groups(cache_layers: Sequence[CacheLayer]) -> dict[int | None, tuple[int, ...]]:
@@ -229,14 +236,14 @@ def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
     return activations + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
 
 
-def _page_bytes(model_def: ModelDef, backend: AttentionBackend, layer: CacheLayer, page_size: int, shards: int) -> int:
+def page_bytes_of(model_def: ModelDef, backend: AttentionBackend, layer: CacheLayer, page_size: int, shards: int) -> int:
     """Bytes of one layer's page on each device."""
     dtype = model_def.shapes[model_def.names[0]].dtype
     share = replace(layer, num_kv_heads=layer.num_kv_heads // shards) if layer.is_split else layer
     return sum(_nbytes(leaf) for leaf in jax.tree.leaves(backend.cache_shapes(1, page_size, share, dtype)))
 
 
-def _shards_of(axes: Sequence[str | None], placement: Placement) -> int:
+def shards_of(axes: Sequence[str | None], placement: Placement) -> int:
     sizes: Mapping[str, int] = placement.mesh.shape
     return math.prod(sizes[axis] for axis in placement.rules.partition(tuple(axes)) if axis is not None)
 

@@ -65,6 +65,9 @@ class StepProgram:
         hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch))
         logits = model.logits(hidden[batch.last_tokens])
         if self.placement.mesh.size > 1:
+            if self.model_def.vocab_size % self.placement.num_shards == 0:
+                # Said outright: the compiler would rather gather the head's weights than the logits.
+                logits = lax.with_sharding_constraint(logits, self.placement.sharding((None, "vocab")))
             logits = lax.with_sharding_constraint(logits, self.placement.sharding())
         sampled, slots = sample(
             logits,

@@ -100,7 +100,7 @@ def _gguf_files(config: ModelConfig, path: Path, name: str) -> ModelFiles:
     return ModelFiles(
         kind="gguf",
         path=path,
-        config=_overridden(config_from_gguf(file), config.hf_overrides),
+        config=overridden(config_from_gguf(file), config.hf_overrides),
         generation_config=_generation_config(config, generation_config_from_gguf(file.metadata)),
         name=name,
         tokenizer_path=tokenizer_path,
@@ -117,7 +117,7 @@ def _hf_files(config: ModelConfig, path: Path, name: str) -> ModelFiles:
     return ModelFiles(
         kind="hf",
         path=path,
-        config=_overridden(hf_config, config.hf_overrides),
+        config=overridden(hf_config, config.hf_overrides),
         generation_config=_generation_config(config, read_json(path / "generation_config.json") or {}),
         name=name,
         tokenizer_path=tokenizer_path,
@@ -150,12 +150,12 @@ def _generation_config(config: ModelConfig, own: dict[str, Any]) -> dict[str, An
     return found
 
 
-def _overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:
+def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:
     """`overrides` laid over `config`; objects are merged, everything else is replaced."""
     merged = dict(config)
     for key, value in (overrides or {}).items():
         old = merged.get(key)
-        merged[key] = _overridden(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = overridden(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 

@@ -1,14 +1,15 @@
-"""Compile the TPU kernel for a target ahead of time (see `pallas_kernels/aot.py`).
+"""Compile the attention kernels for a target ahead of time (see `pallas_kernels/aot.py`).
 
 The request: target, kv_heads, heads, head_dim, dtype, tokens, rows, page_size, pages_per_row, num_pages, and optionally
 window, softcap, sinks.
-The answer: seconds, temp_bytes, alias_bytes, argument_bytes, vmem_bytes (planned), blocks.
+The answer: seconds, temp_bytes, alias_bytes, argument_bytes, cache_bytes; and for TPUs vmem_bytes (planned) and blocks.
 """
 
 from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -16,52 +17,65 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_kernels.aot import serve, target_mesh
+from pallas_kernels.aot import compile_for, serve, target_mesh
+from pallas_kernels.devices import Device, parse_target
 from pallas_kernels.ragged_paged_attention import layout, tpu
-from pallas_kernels.ragged_paged_attention.tuning import choose_blocks, find_device
+from pallas_kernels.ragged_paged_attention.tuning import choose_blocks
 
 
 def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
     """Compile one call on the first chip of the target."""
-    mesh = target_mesh(request["target"])
-    one = jax.sharding.Mesh(mesh.devices.reshape(-1)[:1], ("model",), axis_types=mesh.axis_types)
-    device = find_device(one.devices.flat[0].device_kind)
+    one = target_mesh(request["target"], num_devices=1)
+    device = parse_target(request["target"]).device
     dtype = jnp.dtype(request["dtype"])
-    tokens, rows = request["tokens"], request["rows"]
+    tokens, rows, heads, head_dim = (request[name] for name in ("tokens", "rows", "heads", "head_dim"))
 
     def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(one, PartitionSpec()))
 
-    pages = layout.cache_shape(request["num_pages"], request["page_size"], request["kv_heads"], request["head_dim"], dtype)
+    cache = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), _cache_shapes(request, device, dtype))
     arguments = (
-        array((tokens, request["heads"], request["head_dim"]), dtype),
-        *[array((tokens, request["kv_heads"], request["head_dim"]), dtype)] * 2,
-        array(pages.shape, pages.dtype),
+        array((tokens, heads, head_dim), dtype),
+        *[array((tokens, request["kv_heads"], head_dim), dtype)] * 2,
+        cache,
         array((rows, request["pages_per_row"]), jnp.int32),
         array((rows + 1,), jnp.int32),
         array((rows,), jnp.int32),
         array((), jnp.int32),
     )
-    shape = tpu.shape_of(arguments[0], arguments[1], arguments[3], arguments[4])
-    blocks = choose_blocks(shape, device)
-    sinks = array((request["heads"],), jnp.float32) if request.get("sinks") else None
-    call = functools.partial(
-        tpu.attend, scale=request["head_dim"] ** -0.5, window=request.get("window"), softcap=request.get("softcap"), blocks=blocks
-    )
+    attend, planned = _kernel(device, arguments)
+    call = functools.partial(attend, scale=head_dim**-0.5, window=request.get("window"), softcap=request.get("softcap"))
+    sinks = array((heads,), jnp.float32) if request.get("sinks") else None
     step = jax.jit(lambda *arrays, sinks: call(*arrays, sinks=sinks), donate_argnums=3)
     started = time.perf_counter()
-    with jax.sharding.use_abstract_mesh(one.abstract_mesh):
-        compiled = step.trace(*arguments, sinks=sinks).lower(lowering_platforms=("tpu",)).compile()
-    memory = compiled.memory_analysis()
+    memory = compile_for(step, one, *arguments, sinks=sinks).memory_analysis()
     return {
         "seconds": round(time.perf_counter() - started, 2),
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
-        "cache_bytes": pages.size * pages.dtype.itemsize,
-        "vmem_bytes": blocks.vmem(shape),
-        "blocks": asdict(blocks),
+        "cache_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)),
+        **planned,
     }
+
+
+def _cache_shapes(request: dict[str, Any], device: Device, dtype: jnp.dtype) -> Any:
+    pages, size, heads, dim = (request[name] for name in ("num_pages", "page_size", "kv_heads", "head_dim"))
+    if device.platform == "tpu":
+        return layout.cache_shape(pages, size, heads, dim, dtype)
+    return jax.ShapeDtypeStruct((pages, heads, dim, size), dtype), jax.ShapeDtypeStruct((pages, heads, size, dim), dtype)
+
+
+def _kernel(device: Device, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The kernel for the device, and what was planned for it."""
+    if device.platform == "gpu":
+        from pallas_kernels.ragged_paged_attention import gpu
+
+        return gpu.attend, {}
+    q, k, _, cache, table = arguments[:5]
+    shape = tpu.shape_of(q, k, cache, table)
+    blocks = choose_blocks(shape, device)
+    return functools.partial(tpu.attend, blocks=blocks), {"vmem_bytes": blocks.vmem(shape), "blocks": asdict(blocks)}
 
 
 if __name__ == "__main__":

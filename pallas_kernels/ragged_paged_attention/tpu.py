@@ -25,9 +25,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.devices import Device
 from pallas_kernels.ragged_paged_attention import layout, work
 from pallas_kernels.ragged_paged_attention.layout import LANES, SUBLANES, UnsupportedShapeError
-from pallas_kernels.ragged_paged_attention.tuning import APPEND_DEPTH, Blocks, Device, Shape, choose_blocks
+from pallas_kernels.ragged_paged_attention.tuning import APPEND_DEPTH, Blocks, Shape, choose_blocks
 
 # A masked score is far below the floor that running maxima start from, so that its exponential is zero even before anything was seen.
 _MASKED = -1e30

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pallas_kernels.devices import MIB, Device
 from pallas_kernels.ragged_paged_attention.layout import LANES, SUBLANES, UnsupportedShapeError
 
-MIB = 2**20
 _TABLE = Path(__file__).parents[2] / "configs" / "tuned_blocks.json"
 
 _DECODE_FETCH_BYTES = 4 * MIB  # about 2.5 us of a v6e's bandwidth: the start of a transfer is small beside it
@@ -24,33 +24,6 @@ _SCORE_ROWS = 512  # rows of a prefill score tile: query positions x heads of a 
 _DECODE_ROWS = 32
 # Score tiles and their exponentials, which the compiler keeps in vector memory.
 _SCORE_COPIES = 6
-
-
-@dataclass(frozen=True)
-class Device:
-    """Memory of one core that the kernel may plan with, in bytes."""
-
-    kind: str
-    vmem_bytes: int
-    smem_bytes: int = MIB
-
-
-# By jax's device_kind. Vector memory of a core as published; v4's is the smallest by far.
-DEVICES = {
-    device.kind: device
-    for device in (
-        Device("TPU v4", 16 * MIB),
-        Device("TPU v5 lite", 128 * MIB),
-        Device("TPU v5", 64 * MIB),
-        Device("TPU v6 lite", 128 * MIB),
-        Device("TPU7x", 64 * MIB),
-    )
-}
-
-
-def find_device(kind: str) -> Device:
-    """The device of a jax device_kind; an unknown one (newer than this table) is planned like the smallest recent one."""
-    return DEVICES.get(kind) or Device(kind, 64 * MIB)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Which attention serves which platform, and what it refuses."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxllm.errors import ConfigError
-from jaxllm.ops.attention import LayerCache, choose_backend
+from jaxllm.ops.attention import LayerCache, choose_backend, gpu
 from jaxllm.specs import AttendSpec, CacheLayer
 
 LAYER = CacheLayer(num_kv_heads=2, head_dim=64, attend=AttendSpec(0.125))
@@ -12,10 +13,27 @@ LAYER = CacheLayer(num_kv_heads=2, head_dim=64, attend=AttendSpec(0.125))
 
 def test_each_platform_has_its_backend_and_layout():
     cpu, tpu = choose_backend("cpu"), choose_backend("tpu", "TPU v6 lite")
-    assert (cpu.name, tpu.name, choose_backend("cuda", "NVIDIA H100").name) == ("xla", "tpu", "xla")
+    assert (cpu.name, tpu.name) == ("xla", "tpu")
     assert isinstance(cpu.cache_shapes(5, 8, LAYER, jnp.float32), LayerCache)
     words = tpu.cache_shapes(5, 128, LAYER, jnp.dtype(jnp.bfloat16))
     assert (words.shape, words.dtype) == ((5, 2, 128, 128), jnp.uint32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_kernel"),
+    [("NVIDIA A100-SXM4-80GB", False), ("NVIDIA B200", False), ("NVIDIA H200", True), ("NVIDIA GH200 480GB", True)],
+)
+def test_hopper_has_a_kernel_where_jax_is_new_enough(kind, has_kernel):
+    assert choose_backend("gpu", kind).name == ("gpu" if has_kernel and jax.__version_info__ >= (0, 11) else "xla")
+
+
+def test_a_gpu_without_a_kernel_is_said_once(caplog):
+    gpu.say_once.cache_clear()
+    for _ in range(2):
+        choose_backend("gpu", "NVIDIA B200")
+    assert [r.message for r in caplog.records] == [
+        "attention runs through XLA: the kernel for GPUs is made for Hopper, and this is NVIDIA B200"
+    ]
 
 
 def test_layers_that_the_kernel_does_not_know_run_on_xla(caplog):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxllm.ops.attention import AttentionBackend, choose_backend, tpu
-from pallas_kernels.ragged_paged_attention.tuning import find_device
+from pallas_kernels.devices import find_device
 from tests.checkpoints import tiny_config, write_model
 from tests.runner import harness
 from tests.runner.harness import Engine, greedy

@@ -4,7 +4,7 @@
 
 writes the new keys and values of a step into their pages and attends over everything that each query may see, prompt chunks and decodes
 in one call. `sinks` [H] are scores that take part in each softmax and have no value (None: none). `reference.py` is the plain oracle of
-the same signature; `xla.py` runs on every platform, `tpu.py` on the Mosaic kernel.
+the same signature; `xla.py` runs on every platform, `tpu.py` and `gpu.py` run kernels.
 """
 
 from jaxllm.ops.attention.backend import AttentionBackend, choose_backend

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxllm.ops.attention import tpu, xla
+from jaxllm.ops.attention import gpu, tpu, xla
 from jaxllm.ops.attention.metadata import AttentionMetadata, Cache
 from jaxllm.specs import AttendSpec, CacheLayer
-from pallas_kernels.ragged_paged_attention.tuning import find_device
+from pallas_kernels.devices import find_device
 
 # (q, k, v, cache, metadata, spec, sinks) -> (out, cache)
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array | None, Any, AttentionMetadata, AttendSpec, jax.Array | None], tuple[jax.Array, Any]]
@@ -77,4 +77,9 @@ def choose_backend(platform: str, device_kind: str = "") -> AttentionBackend:
     """The backend for a jax platform and a kind of its devices. XLA serves every platform that has no kernel."""
     if platform == "tpu":
         return AttentionBackend("tpu", tpu.Attend(find_device(device_kind)), tpu.cache_shapes)
+    if platform in ("gpu", "cuda"):
+        reason = gpu.reason_against(device_kind)
+        if reason is None:
+            return AttentionBackend("gpu", gpu.Attend(), xla.cache_shapes)
+        gpu.say_once(reason)
     return AttentionBackend("xla", xla.attend, xla.cache_shapes)

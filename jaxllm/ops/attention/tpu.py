@@ -18,8 +18,8 @@ from jaxllm.errors import ConfigError
 from jaxllm.ops.attention import xla
 from jaxllm.ops.attention.metadata import AttentionMetadata, Cache, LayerCache
 from jaxllm.specs import AttendSpec, CacheLayer
+from pallas_kernels.devices import Device
 from pallas_kernels.ragged_paged_attention import layout, tpu
-from pallas_kernels.ragged_paged_attention.tuning import Device
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,85 @@
+"""Paged attention on Hopper GPUs: the Mosaic GPU kernel of `pallas_kernels`, behind the contract of this package.
+
+Its pages are those of `xla.py`, which takes over for shapes that the kernel refuses; said once.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxllm.ops.attention import xla
+from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
+from jaxllm.specs import AttendSpec
+from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
+
+logger = logging.getLogger(__name__)
+
+
+# Older versions of jax have another Mosaic GPU.
+_JAX_VERSION = (0, 11)
+
+
+def reason_against(device_kind: str) -> str | None:
+    """Why the kernel cannot run on GPUs that jax calls `device_kind`, or None: wgmma is Hopper's alone."""
+    if re.search(r"\bG?H(20|100|200|800)\b", device_kind) is None:
+        return f"the kernel for GPUs is made for Hopper, and this is {device_kind or 'another GPU'}"
+    if jax.__version_info__ < _JAX_VERSION:
+        return f"the kernel for GPUs needs jax {'.'.join(map(str, _JAX_VERSION))} or newer, and this is {jax.__version__}"
+    return None
+
+
+@dataclass(frozen=True)
+class Attend:
+    """interpret: `InterpretGPUParams`, for tests on hosts without a GPU."""
+
+    interpret: Any = None
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array | None,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        spec: AttendSpec,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, LayerCache]:
+        """q [T, H, D], k and v [T, K, D], sinks [H] of one shard; returns ([T, H, D], cache)."""
+        from pallas_kernels.ragged_paged_attention import gpu
+
+        if v is None or cache.v is None or spec.chunked:
+            say_once("there is no GPU kernel for " + ("chunked attention" if spec.chunked else "multi-head latent attention"))
+            return xla.attend(q, k, v, cache, metadata, spec, sinks)
+        try:
+            gpu.check_shape(q.dtype, q.shape[1], k.shape[1], q.shape[2], cache.page_size)
+        except UnsupportedShapeError as error:
+            say_once(str(error))
+            return xla.attend(q, k, v, cache, metadata, spec, sinks)
+        out, (k_pages, v_pages) = gpu.attend(
+            q,
+            k,
+            v,
+            (cache.k, cache.v),
+            metadata.page_table,
+            metadata.q_starts,
+            metadata.kv_lens,
+            metadata.num_decodes,
+            scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            sinks=sinks,
+            interpret=self.interpret,
+        )
+        return out, LayerCache(k_pages, v_pages)
+
+
+@functools.cache
+def say_once(reason: str) -> None:
+    """Log why there is no kernel."""
+    logger.warning("attention runs through XLA: %s", reason)

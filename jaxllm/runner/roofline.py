@@ -1,0 +1,100 @@
+"""What a step must do at least, from shapes alone, and how long a device needs for it at best: its roofline (Williams et al., 2009).
+
+Counted are the matrix products and the attention (FLOPs), and each weight and each cached position that is read or written once (bytes).
+All figures are per device of a tensor-parallel group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxllm.models.build import ModelDef
+from jaxllm.ops.attention import AttentionBackend
+from jaxllm.runner.memory import page_bytes_of, shards_of
+from jaxllm.runner.mesh import Placement
+from pallas_kernels.devices import Device
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs, and bytes of memory traffic, of a step on each device."""
+
+    flops: float
+    bytes: float
+
+    def seconds(self, device: Device) -> float:
+        """The shortest time in which a device can do it: products and memory traffic overlap."""
+        return max(self.flops / device.bf16_flops, self.bytes / device.hbm_bytes_per_s)
+
+    def bound(self, device: Device) -> str:
+        """What limits it: "compute" or "memory"."""
+        return "compute" if self.flops / device.bf16_flops > self.bytes / device.hbm_bytes_per_s else "memory"
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The work of steps of one model.
+
+    Attributes:
+        layer_weights: elements of the matrices that every token is multiplied with. head: those of the output head, for sampled rows.
+        weight_bytes: bytes of all parameters that a step reads.
+        kv_bytes: bytes of one position in each layer.
+    """
+
+    model_def: ModelDef
+    shards: int
+    layer_weights: float
+    head: float
+    weight_bytes: float
+    kv_bytes: tuple[float, ...]
+
+    @classmethod
+    def of(cls, model_def: ModelDef, backend: AttentionBackend, placement: Placement, page_size: int) -> Roofline:
+        layer_weights = head = weight_bytes = 0.0
+        for name in model_def.names:
+            abstract = model_def.shapes[name]
+            size = math.prod(abstract.shape) / shards_of(model_def.axes[name], placement)
+            is_head = name == ("embed.weight" if model_def.spec.tied_head else "head.weight")
+            if is_head:
+                head += size
+            elif name.startswith("embed."):
+                continue  # rows by token id: a few
+            elif len(abstract.shape) > 1 and not name.endswith("bias"):
+                layer_weights += size
+            weight_bytes += size * np.dtype(abstract.dtype).itemsize
+        shards = placement.num_shards
+        kv = tuple(page_bytes_of(model_def, backend, layer, page_size, shards) / page_size for layer in model_def.cache_layers)
+        return cls(model_def, shards, layer_weights, head, weight_bytes, kv)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes that one position takes in the caches of all layers, on each device."""
+        return sum(self.kv_bytes)
+
+    def decode(self, batch: int, context: int) -> Work:
+        """One token of each of `batch` requests that have `context` positions."""
+        return self._work(tokens=batch, rows=batch, seen_of=lambda window: batch * min(context, window), reads=batch * context)
+
+    def prefill(self, tokens: int) -> Work:
+        """One chunk of a prompt, from its beginning."""
+
+        def seen(window: float) -> float:
+            inside = min(tokens, window)
+            return inside * (inside + 1) / 2 + (tokens - inside) * inside
+
+        return self._work(tokens=tokens, rows=1, seen_of=seen, reads=0)
+
+    def _work(self, *, tokens: int, rows: int, seen_of: Callable[[float], float], reads: int) -> Work:
+        """seen_of: window (or infinity) -> positions that all queries together see. reads: cached positions that are read at most."""
+        flops = 2 * tokens * self.layer_weights + 2 * rows * self.head
+        kv = 0.0
+        for block, layer, size in zip(self.model_def.spec.blocks, self.model_def.cache_layers, self.kv_bytes, strict=True):
+            seen = seen_of(math.inf if layer.window is None else layer.window)
+            dims = layer.head_dim + (layer.attend.latent or layer.head_dim)  # of a key, and of a value
+            flops += 2 * block.mixer.num_heads / self.shards * dims * seen
+            kv += (min(reads, seen) + tokens) * size
+        return Work(flops, self.weight_bytes + kv + rows * self.model_def.vocab_size * 4)

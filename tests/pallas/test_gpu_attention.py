@@ -1,0 +1,93 @@
+"""The Hopper kernel, interpreted, against the oracle of the TPU kernel over the same ragged steps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.ragged_paged_attention import layout, reference
+from tests.pallas.steps import make_step
+
+if jax.__version_info__ < (0, 11):
+    pytest.skip("this jax has no interpreter for GPU kernels", allow_module_level=True)
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.ragged_paged_attention import gpu
+
+DECODES = [(1, 0), (1, 62), (1, 63), (1, 64), (1, 150)]  # around page borders
+MIXED = [(1, 17), (1, 140), (9, 0), (2, 138), (0, 0), (70, 60), (3, 6)]  # 70 tokens: a tile and a part of one
+
+
+def step_of(rows, num_tokens, num_rows, **options):
+    defaults = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 64, "dtype": "bfloat16"}
+    return make_step(rows, num_tokens, num_rows, **(defaults | options))
+
+
+def pages_of(words, head_dim):
+    """Pages of the GPU's layout from those of the TPU's; nothing in them may be anything but finite."""
+    keys, values = (x[..., :head_dim].astype(jnp.bfloat16) for x in layout.unpack(jnp.array(words)))
+    keys, values = (jnp.where(jnp.isfinite(x), x, 0) for x in (keys, values))
+    return jnp.swapaxes(keys, 2, 3), values
+
+
+def check(step, *, interpret=None, splits=None, **options):
+    interpret = interpret or plgpu.InterpretGPUParams()
+    pages = pages_of(step.cache, step.q.shape[2])
+    run = jax.jit(functools.partial(gpu.attend, interpret=interpret, splits=splits, **options))
+    out, cache = run(*step[:3], pages, *step[4:])
+    expected, words = reference.attend(*step, **options)
+    total = int(step.q_starts[-1])
+    np.testing.assert_allclose(np.asarray(out[:total], np.float32), np.asarray(expected[:total], np.float32), atol=2e-2, rtol=2e-2)
+    for got, want in zip(cache, pages_of(words, step.q.shape[2]), strict=True):
+        np.testing.assert_array_equal(np.asarray(got[1:], np.float32), np.asarray(want[1:], np.float32))
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 70], ids=str)
+def test_decodes_equal_the_reference(window):
+    check(step_of(DECODES, 8, 8, window=window), scale=0.1, window=window)
+
+
+def test_decodes_cut_into_parts_equal_the_reference():
+    check(step_of(DECODES, 8, 8), scale=0.1, splits=3)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("window", [None, 70], ids=str)
+def test_mixed_steps_equal_the_reference(window):
+    check(step_of(MIXED, 96, 8, window=window), scale=0.1, window=window)
+
+
+def test_softcap_and_sinks():
+    step = step_of([(1, 69), (1, 0), (5, 62)], 8, 3)
+    check(step, scale=0.5, softcap=2.0, sinks=jnp.array([0.5, -3.0, 2.0, 0.0]))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("heads", [(2, 2), (8, 1), (3, 1)], ids=str)
+def test_every_grouping_of_heads_equals_the_reference(heads):
+    check(step_of([(1, 70), (5, 62)], 8, 2, num_heads=heads[0], num_kv_heads=heads[1]), scale=0.1)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("head_dim", [80, 96, 128, 256])
+def test_every_head_dim_equals_the_reference(head_dim):
+    check(step_of([(1, 70), (5, 62)], 8, 2, head_dim=head_dim, num_heads=2, num_kv_heads=1), scale=0.1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (("float32", 4, 2, 64, 64), "float32 .* bfloat16 and float16 are"),
+        (("bfloat16", 4, 2, 72, 64), "head_dim 72 .* multiples of 16 up to 256"),
+        (("bfloat16", 4, 2, 64, 16), "pages of 16 positions .* block_size 64, 128 or 256"),
+        (("bfloat16", 256, 2, 64, 64), "128 heads to a KV head"),
+        (("bfloat16", 4, 2, 256, 256), "block_size=128 would"),
+    ],
+)
+def test_a_shape_that_cannot_run_is_refused_with_what_would(shape, message):
+    with pytest.raises(layout.UnsupportedShapeError, match=message):
+        gpu.check_shape(*shape)
