@@ -1,17 +1,19 @@
 """A model as data: small frozen specs, each read by one layer. No jax here.
 
 A decoder is an embedding, a tuple of `BlockSpec`s and a head. Family files (`models/*.py`) turn a Hugging Face config into these.
-Sizes are in elements; dims are those of `core_types`.
+Sizes are in elements; dims are those of `core_types`. A mixer or feed-forward spec also says how it is shared by devices: `divides`
+whether n of them can have equal parts, `sharded` the spec with sizes that they can share, `sizes` what to say where they cannot. A mixer's
+`cache` is what it keeps of each position, None where it reads what an earlier layer keeps.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-NormKind = Literal["rms", "rms_plus_one", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-Placement = Literal["pre", "sandwich"]
+NormKind = Literal["rms", "rms_wide", "rms_plus_one", "layer", "layer_plus_one"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "xielu"]
+Placement = Literal["pre", "output", "sandwich", "post", "parallel", "parallel_shared"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class AttendSpec:
     `window` counts the positions that a query sees, itself included; None sees everything before it. Where `chunked`, sequences are cut
     into chunks of `window` positions, and a query sees those of its own chunk. `softcap` bounds the scores: softcap * tanh(score /
     softcap). `latent` is the number of leading dims of the one key head that are its value as well (multi-head latent attention).
+    `alibi` has a slope for each query head: a score loses slope * distance (Press et al., 2021, arXiv:2108.12409).
     """
 
     scale: float
@@ -28,6 +31,7 @@ class AttendSpec:
     softcap: float | None = None
     chunked: bool = False
     latent: int | None = None
+    alibi: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,29 +55,49 @@ class CacheLayer:
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Root-mean-square norm (`rms`), the same with weight 1 + w (`rms_plus_one`, Gemma), or layer norm with bias (`layer`)."""
+    """Root-mean-square norm or layer norm.
+
+    `rms` rounds to the activations' dtype before it multiplies by the weight, `rms_wide` after; `rms_plus_one` (Gemma) and
+    `layer_plus_one` (Nemotron) store the weight as its difference from one. `bias` matters to layer norms only.
+    """
 
     kind: NormKind
     eps: float
+    weight: bool = True
+    bias: bool = True
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding of halves: angle = position * frequency.
+    """Rotary position embedding: angle = position * frequency.
 
-    `frequencies` has half as many entries as dimensions are rotated (the first ones of each head). `magnitude` multiplies cosine and
-    sine (yarn, longrope).
+    `frequencies` has half as many entries as dimensions are rotated (the first ones of each head). The dimensions of one angle are half
+    the rotated ones apart, or neighbours where `interleaved`. `magnitude` multiplies cosine and sine (yarn, longrope).
     """
 
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class TemperatureSpec:
+    """Queries grow with their position p (Llama 4, Ministral 3): 1 + beta * log(1 + floor((p + offset) / period))."""
+
+    beta: float
+    period: float
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
 
-    `sinks`: each head has a learned score that takes part in the softmax and has no value.
+    `clip` bounds queries, keys and values right after their projection. `qk_norm` normalises queries and keys before they are rotated:
+    each head with one weight for all (`head`), each head with a weight of its own (`each`), or all heads as one vector (`all`).
+    `v_norm` normalises heads of values. `key_is_value`: the values are the projected keys, before their norm and rotation.
+    `cache_of` names an earlier layer whose keys and values this one reads instead of having its own. `sinks`: each head has a learned
+    score that takes part in the softmax and has no value.
     """
 
     num_heads: int
@@ -83,12 +107,29 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     qkv_bias: bool = False
     out_bias: bool = False
+    clip: float | None = None
     qk_norm: NormSpec | None = None
+    qk_norm_over: Literal["head", "each", "all"] = "head"
+    v_norm: NormSpec | None = None
+    temperature: TemperatureSpec | None = None
+    key_is_value: bool = False
+    cache_of: int | None = None
     sinks: bool = False
 
     @property
-    def cache(self) -> CacheLayer:
-        return CacheLayer(self.num_kv_heads, self.head_dim, self.attend)
+    def cache(self) -> CacheLayer | None:
+        return CacheLayer(self.num_kv_heads, self.head_dim, self.attend) if self.cache_of is None else None
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.num_heads} attention heads, {self.num_kv_heads} KV heads"
+
+    def divides(self, shards: int) -> bool:
+        return self.num_heads % shards == 0 and (self.num_kv_heads % shards == 0 or shards % self.num_kv_heads == 0)
+
+    def sharded(self, shards: int) -> AttentionSpec:
+        """KV heads are replicated where there are fewer than shards."""
+        return replace(self, num_kv_heads=max(self.num_kv_heads, shards))
 
 
 @dataclass(frozen=True)
@@ -104,15 +145,48 @@ class MLPSpec:
     bias: bool = False
     groups: int = 1
 
+    @property
+    def sizes(self) -> str:
+        return f"MLP width {self.width}"
+
+    def divides(self, shards: int) -> bool:
+        return self.width % shards == 0
+
+    def sharded(self, shards: int) -> MLPSpec:
+        return replace(self, groups=shards)
+
+
+MixerSpec = AttentionSpec
+FeedForwardSpec = MLPSpec
+
+
+@dataclass(frozen=True)
+class LayerInputSpec:
+    """Each layer gets a vector of its own for each token (Gemma 3n and 4): a second embedding table of `width` columns a layer, mixed
+    with a projection of the embedded token. The layer gates it by its hidden state, projects, normalises and adds it.
+    """
+
+    width: int
+    activation: Activation
+    norm: NormSpec
+
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """Mixer and feed-forward with a residual around each; norms before each (`pre`), or before and after each (`sandwich`)."""
+    """Mixer and feed-forward with a residual around each; `placement` says where the norms n stand around such a part f.
 
-    mixer: AttentionSpec
-    feed_forward: MLPSpec
+    `pre`: x + f(n(x)). `output`: x + n(f(x)). `sandwich`: x + n(f(n(x))). `post`: n(x + f(x)). `parallel`: x + f(n(x)) + g(n'(x)) for
+    mixer f and feed-forward g; `parallel_shared`: with one norm for both. `residual_scale` multiplies f(...) before it is added;
+    `scaled`: a learned scalar multiplies the whole block's result.
+    """
+
+    mixer: MixerSpec
+    feed_forward: FeedForwardSpec
     norm: NormSpec
     placement: Placement = "pre"
+    residual_scale: float = 1.0
+    layer_input: LayerInputSpec | None = None
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,20 +194,36 @@ class DecoderSpec:
     """A decoder-only language model.
 
     `vocab_size` is that of the tokens; `padded_vocab_size` the rows of embedding and head (more where shards must be equal).
-    `learned_positions` is the number of learned position embeddings, None without. `embedding_scale` multiplies embeddings.
+    `embedding_width` is that of embedding and head where a projection leads from and to `width`. `learned_positions` is the number of
+    learned position embeddings, None without; position p has row p + `position_offset`. `embedding_scale` multiplies embeddings,
+    `logit_scale` logits, before `final_softcap` bounds them.
     """
 
     width: int
     vocab_size: int
     blocks: tuple[BlockSpec, ...]
-    final_norm: NormSpec
+    final_norm: NormSpec | None
     tied_head: bool
     max_positions: int
     padded_vocab_size: int = 0
-    learned_positions: int | None = None
+    embedding_width: int | None = None
     embedding_scale: float | None = None
+    embedding_norm: NormSpec | None = None
+    learned_positions: int | None = None
+    position_offset: int = 0
+    head_bias: bool = False
+    logit_scale: float = 1.0
     final_softcap: float | None = None
 
     def __post_init__(self) -> None:
         if self.padded_vocab_size == 0:
             object.__setattr__(self, "padded_vocab_size", self.vocab_size)
+
+    @property
+    def cache_of_layers(self) -> tuple[int, ...]:
+        """For each layer, which of the caches is its own or the one that it shares. Layers that share have none of their own."""
+        caches: list[int] = []
+        for block in self.blocks:
+            shared = None if block.mixer.cache else block.mixer.cache_of
+            caches.append(len(set(caches)) if shared is None else caches[shared])
+        return tuple(caches)

@@ -14,9 +14,10 @@ from jaxllm.specs import AttendSpec
 
 
 def dense_attend(
-    q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+    q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
 ) -> tuple[jax.Array, Any]:
-    """Causal attention of one sequence in float32: q [T, H, D], k and v [T, K, D]; the cache passes through."""
+    """Causal attention of one sequence in float32: q [T, H, D], k and v [T, K, D], which are the cache for layers that have none."""
+    k, v = cache = cache if k is None else (k, v)
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     values = k[..., : spec.latent] if v is None else v
@@ -25,6 +26,8 @@ def dense_attend(
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     position = jnp.arange(tokens)
+    if spec.alibi is not None:
+        scores += jnp.asarray(spec.alibi).reshape(kv_heads, -1, 1, 1) * (position[None, :] - position[:, None])
     visible = position[None, :] <= position[:, None]
     if spec.window is not None and spec.chunked:
         visible &= position[None, :] // spec.window == position[:, None] // spec.window
@@ -45,7 +48,7 @@ def run_dense(model: ModelDef, params: Sequence[jax.Array], token_ids: Sequence[
     @jax.jit
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)
-        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), [None] * len(decoder.layers), dense_attend)
+        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), [None] * len(model.cache_layers), dense_attend)
         return decoder.logits(hidden)
 
     return forward(params, jnp.asarray(token_ids, jnp.int32))

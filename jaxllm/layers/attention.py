@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -19,40 +20,71 @@ class Attend(Protocol):
     """Attention over everything that is kept of the rows of a step; query heads are grouped by KV head."""
 
     def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+        self, q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
-        """q [T, H, D], k and v [T, K, D], sinks [H] to (out [T, H, D], cache)."""
+        """q [T, H, D], k and v [T, K, D], sinks [H] to (out [T, H, D], cache). Without k the cache already holds those of this step."""
         ...
+
+
+class Where(NamedTuple):
+    """What the positions of a step's tokens mean to a layer: the rotation of its heads, the factors [T] of its queries."""
+
+    rotation: Rotation | None = None
+    temperature: jax.Array | None = None
 
 
 class Attention(nnx.Module):
     """Fused projections, stored by KV head so that every shard holds whole groups: `qkv` [K, G + 2, D, M] (a group's query heads, then
-    its key, then its value), `out` [M, K, G, D].
+    its key, then its value), `out` [M, K, G, D]. Where values are keys, it is `qk` [K, G + 1, D, M]; where both are another layer's,
+    `q` [K, G, D, M].
     """
 
     def __init__(self, spec: AttentionSpec, width: int, dtype: DTypeLike):
         kv_heads, dim = spec.num_kv_heads, spec.head_dim
         group = spec.num_heads // kv_heads
         self.spec = spec
-        self.qkv = param((kv_heads, group + 2, dim, width), ("kv_heads", None, None, "embed"), dtype)
-        self.qkv_bias = param((kv_heads, group + 2, dim), ("kv_heads", None, None), dtype) if spec.qkv_bias else None
+        self.parts = "q" if spec.cache_of is not None else "qk" if spec.key_is_value else "qkv"
+        heads = (kv_heads, group + len(self.parts) - 1, dim)
+        setattr(self, self.parts, param((*heads, width), ("kv_heads", None, None, "embed"), dtype))
+        setattr(self, f"{self.parts}_bias", param(heads, ("kv_heads", None, None), dtype) if spec.qkv_bias else None)
         self.out = param((width, kv_heads, group, dim), ("embed", "kv_heads", None, None), dtype)
         self.out_bias = param((width,), ("embed",), dtype) if spec.out_bias else None
         self.sinks = param((kv_heads, group), ("kv_heads", None), dtype) if spec.sinks else None
-        self.q_norm = Norm(spec.qk_norm, dim, dtype) if spec.qk_norm else None
-        self.k_norm = Norm(spec.qk_norm, dim, dtype) if spec.qk_norm else None
+        self.q_norm = self._norm((kv_heads, group, dim), dtype)
+        self.k_norm = self._norm((kv_heads, dim), dtype) if spec.cache_of is None else None
+        self.v_norm = Norm(spec.v_norm, dim, dtype) if spec.v_norm else None
 
-    def __call__(self, x: jax.Array, rotation: Rotation | None, cache: Any, attend: Attend) -> tuple[jax.Array, Any]:
+    def _norm(self, heads: tuple[int, ...], dtype: DTypeLike) -> Norm | None:
+        spec = self.spec
+        if spec.qk_norm is None:
+            return None
+        if spec.qk_norm_over == "head":
+            return Norm(spec.qk_norm, spec.head_dim, dtype)
+        return Norm(spec.qk_norm, heads, dtype, "kv_heads", over=1 if spec.qk_norm_over == "each" else len(heads))
+
+    def __call__(self, x: jax.Array, where: Where, cache: Any, attend: Attend) -> tuple[jax.Array, Any]:
         """x [T, M] and the layer's cache to ([T, M], cache)."""
         spec = self.spec
         group = spec.num_heads // spec.num_kv_heads
-        qkv = linear(x, self.qkv[...], None if self.qkv_bias is None else self.qkv_bias[...])
-        q, k, v = qkv[:, :, :group], qkv[:, :, group], qkv[:, :, group + 1]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        bias = getattr(self, f"{self.parts}_bias")
+        heads = linear(x, getattr(self, self.parts)[...], None if bias is None else bias[...])
+        if spec.clip is not None:
+            heads = jnp.clip(heads, -spec.clip, spec.clip)
+        q = self._place(heads[:, :, :group], self.q_norm, where.rotation)
+        if where.temperature is not None:
+            q = q * where.temperature[:, None, None, None].astype(q.dtype)
+        k = v = None
+        if spec.cache_of is None:
+            k, v = self._place(heads[:, :, group], self.k_norm, where.rotation), heads[:, :, -1]
+            v = v if self.v_norm is None else self.v_norm(v)
         sinks = None if self.sinks is None else self.sinks[...].reshape(-1)
         out, cache = attend(q.reshape(-1, spec.num_heads, spec.head_dim), k, v, cache, spec.attend, sinks)
         out = out.reshape(-1, spec.num_kv_heads, group, spec.head_dim)
         return linear(out, self.out[...], None if self.out_bias is None else self.out_bias[...]), cache
+
+    def _place(self, heads: jax.Array, norm: Norm | None, rotation: Rotation | None) -> jax.Array:
+        """Normalise and rotate [T, K, ..., D]."""
+        heads = heads if norm is None else norm(heads)
+        if rotation is None or self.spec.rope is None:
+            return heads
+        return rotate(heads, rotation, interleaved=self.spec.rope.interleaved)

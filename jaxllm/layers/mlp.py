@@ -1,4 +1,4 @@
-"""The feed-forward layer, gated or plain."""
+"""The feed-forward layer, gated or plain, and the activations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -13,12 +14,29 @@ from jaxllm.layers.param import param
 from jaxllm.ops.linear import linear
 from jaxllm.specs import Activation, MLPSpec
 
+# Those without parameters.
 ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu": jax.nn.relu,
+    "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
 }
+
+
+class XIELU(nnx.Module):
+    """An activation with learned curvatures of its two sides (Huang and Schlag, 2024, arXiv:2411.13010)."""
+
+    def __init__(self, dtype: DTypeLike):
+        self.alpha_p, self.alpha_n = param((1,), (None,), dtype), param((1,), (None,), dtype)
+        self.beta, self.eps = param((), (), dtype), param((), (), dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        beta = self.beta[...]
+        positive = jax.nn.softplus(self.alpha_p[...]) * x * x
+        negative = (beta + jax.nn.softplus(self.alpha_n[...])) * (jnp.expm1(jnp.minimum(x, self.eps[...])) - x)
+        return jnp.where(x > 0, positive, negative) + beta * x
 
 
 class MLP(nnx.Module):
@@ -33,12 +51,13 @@ class MLP(nnx.Module):
         else:
             self.up = param((spec.width, width), ("mlp", "embed"), dtype)
             self.up_bias = param((spec.width,), ("mlp",), dtype) if spec.bias else None
+        self.act = XIELU(dtype) if spec.activation == "xielu" else None
         self.down = param((width, spec.width), ("embed", "mlp"), dtype)
         self.down_bias = param((width,), ("embed",), dtype) if spec.bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, M] to [T, M]."""
-        act = ACTIVATIONS[self.spec.activation]
+        act = self.act or ACTIVATIONS[self.spec.activation]
         if self.spec.gated:
             both = linear(x, self.gate_up[...], None if self.gate_up_bias is None else self.gate_up_bias[...])
             hidden = (act(both[:, :, 0]) * both[:, :, 1]).reshape(-1, self.spec.width)

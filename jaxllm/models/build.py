@@ -14,9 +14,10 @@ from jax.typing import DTypeLike
 
 from jaxllm.errors import ConfigError
 from jaxllm.models.decoder import Decoder
+from jaxllm.models.family import Family
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.registry import find_family
-from jaxllm.specs import AttentionSpec, BlockSpec, CacheLayer, DecoderSpec
+from jaxllm.specs import CacheLayer, DecoderSpec
 from jaxllm.weights.rules import LoadPlan, bind_rules
 from jaxllm.weights.transforms import CheckpointDims
 
@@ -32,7 +33,7 @@ class ModelDef:
         shapes: abstract parameters by name.
         axes: logical axis names by parameter name, one an axis.
         rules: how a checkpoint becomes the parameters.
-        cache_layers: what each layer keeps, replicas of KV heads counted.
+        cache_layers: what each layer keeps, replicas of KV heads counted; without layers that read the cache of another.
     """
 
     architecture: str
@@ -105,38 +106,35 @@ def define_model(
         names=tuple(shapes),
         shapes=shapes,
         axes={name: v.get_metadata("axes") for name, (_, v) in variables.items()},
-        rules=bind_rules(family.rules, shapes, dims, prefix=family.prefix, ignored=family.ignored),
-        cache_layers=tuple(block.mixer.cache for block in spec.blocks),
+        rules=bind_rules(family.rules, shapes, dims, prefix=family.prefix, ignored=_ignored(family, spec), renamed=family.renamed),
+        cache_layers=tuple(block.mixer.cache for block in spec.blocks if block.mixer.cache is not None),
         _graph=graph,
         _variables=tuple(variables.values()),
     )
 
 
+def _ignored(family: Family, spec: DecoderSpec) -> tuple[str, ...]:
+    sharing = "|".join(str(i) for i, block in enumerate(spec.blocks) if block.mixer.cache is None)
+    return tuple(pattern.replace("{sharing}", sharing) for pattern in family.ignored if sharing or "{sharing}" not in pattern)
+
+
 def _shard(spec: DecoderSpec, shards: int) -> DecoderSpec:
-    """The spec with sizes that `shards` devices can share equally."""
-    for block in spec.blocks:
-        _check_divides(block, shards)
-    blocks = tuple(_shard_block(block, shards) for block in spec.blocks)
+    """The spec with sizes that `shards` devices can share equally.
+
+    Raises:
+        ConfigError: there is none; the message says which numbers of devices work.
+    """
+    parts = {part for block in spec.blocks for part in (block.mixer, block.feed_forward)}
+    if not all(part.divides(shards) for part in parts):
+        most = max(block.mixer.num_heads for block in spec.blocks)
+        working = [str(n) for n in range(1, most + 1) if all(part.divides(n) for part in parts)]
+        sizes = dict.fromkeys(part.sizes for block in spec.blocks for part in (block.mixer, block.feed_forward))
+        raise ConfigError(
+            f"tensor_parallel_size={shards} does not divide this model ({', '.join(sizes)}); sizes that work: {', '.join(working)}"
+        )
+    blocks = tuple(
+        dataclasses.replace(block, mixer=block.mixer.sharded(shards), feed_forward=block.feed_forward.sharded(shards))
+        for block in spec.blocks
+    )
     padded = -(-spec.vocab_size // shards) * shards
     return dataclasses.replace(spec, blocks=blocks, padded_vocab_size=padded)
-
-
-def _shard_block(block: BlockSpec, shards: int) -> BlockSpec:
-    mixer = dataclasses.replace(block.mixer, num_kv_heads=max(block.mixer.num_kv_heads, shards))
-    return dataclasses.replace(block, mixer=mixer, feed_forward=dataclasses.replace(block.feed_forward, groups=shards))
-
-
-def _check_divides(block: BlockSpec, shards: int) -> None:
-    if _divides(block.mixer, block.feed_forward.width, shards):
-        return
-    heads, kv_heads, width = block.mixer.num_heads, block.mixer.num_kv_heads, block.feed_forward.width
-    sizes = [str(n) for n in range(1, heads + 1) if _divides(block.mixer, width, n)]
-    raise ConfigError(
-        f"tensor_parallel_size={shards} does not divide this model ({heads} attention heads, {kv_heads} KV heads, MLP width {width});"
-        f" sizes that work: {', '.join(sizes)}"
-    )
-
-
-def _divides(mixer: AttentionSpec, width: int, shards: int) -> bool:
-    kv_heads = mixer.num_kv_heads
-    return mixer.num_heads % shards == 0 and (kv_heads % shards == 0 or shards % kv_heads == 0) and width % shards == 0

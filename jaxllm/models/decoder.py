@@ -7,35 +7,62 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.layers.attention import Attend, Attention
+from jaxllm.layers.attention import Attend, Attention, Where
 from jaxllm.layers.embedding import Embedding, Head, project
+from jaxllm.layers.layer_input import LayerInputGate, LayerInputs
 from jaxllm.layers.mlp import MLP
 from jaxllm.layers.norm import Norm
-from jaxllm.layers.rope import Rotation, rotation
-from jaxllm.specs import BlockSpec, DecoderSpec
+from jaxllm.layers.param import param
+from jaxllm.layers.rope import rotation, temperature
+from jaxllm.ops.linear import linear
+from jaxllm.specs import AttentionSpec, BlockSpec, DecoderSpec, FeedForwardSpec, MixerSpec, MLPSpec
+
+MIXERS: dict[type[MixerSpec], type[Attention]] = {AttentionSpec: Attention}
+FEED_FORWARDS: dict[type[FeedForwardSpec], type[MLP]] = {MLPSpec: MLP}
 
 
 class Block(nnx.Module):
     """A mixer and a feed-forward, each with its residual; the norms stand where the spec places them."""
 
     def __init__(self, spec: BlockSpec, width: int, dtype: DTypeLike):
-        after = spec.placement == "sandwich"
-        self.attention_norm = Norm(spec.norm, width, dtype, "embed")
-        self.attention = Attention(spec.mixer, width, dtype)
-        self.attention_post_norm = Norm(spec.norm, width, dtype, "embed") if after else None
-        self.mlp_norm = Norm(spec.norm, width, dtype, "embed")
-        self.mlp = MLP(spec.feed_forward, width, dtype)
-        self.mlp_post_norm = Norm(spec.norm, width, dtype, "embed") if after else None
+        def norm(*placements: str) -> Norm | None:
+            return Norm(spec.norm, width, dtype, "embed") if spec.placement in placements else None
 
-    def __call__(self, x: jax.Array, rotation: Rotation | None, cache: Any, attend: Attend) -> tuple[jax.Array, Any]:
-        """x [T, M] and the layer's cache to ([T, M], cache)."""
-        y, cache = self.attention(self.attention_norm(x), rotation, cache, attend)
-        x = x + (y if self.attention_post_norm is None else self.attention_post_norm(y))
-        y = self.mlp(self.mlp_norm(x))
-        return x + (y if self.mlp_post_norm is None else self.mlp_post_norm(y)), cache
+        self.spec = spec
+        self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_shared")
+        self.attention = MIXERS[type(spec.mixer)](spec.mixer, width, dtype)
+        self.attention_post_norm = norm("output", "sandwich", "post")
+        self.mlp_norm = norm("pre", "sandwich", "parallel")
+        self.mlp = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, width, dtype)
+        self.mlp_post_norm = norm("output", "sandwich", "post")
+        self.layer_input = LayerInputGate(spec.layer_input, width, dtype) if spec.layer_input else None
+        self.scalar = param((1,), (None,), dtype) if spec.scaled else None
+
+    def __call__(self, x: jax.Array, where: Where, layer_input: jax.Array | None, cache: Any, attend: Attend) -> tuple[jax.Array, Any]:
+        """x [T, M], the layer's input [T, P] and its cache to ([T, M], cache)."""
+        before = x if self.attention_norm is None else self.attention_norm(x)
+        y, cache = self.attention(before, where, cache, attend)
+        if self.spec.placement.startswith("parallel"):
+            y = y + self.mlp(before if self.mlp_norm is None else self.mlp_norm(x))
+            x = self._add(x, y, None)
+        else:
+            x = self._add(x, y, self.attention_post_norm)
+            y = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
+            x = self._add(x, y, self.mlp_post_norm)
+        if self.layer_input is not None and layer_input is not None:
+            x = self.layer_input(x, layer_input)
+        return x if self.scalar is None else x * self.scalar[...], cache
+
+    def _add(self, x: jax.Array, y: jax.Array, norm: Norm | None) -> jax.Array:
+        if self.spec.residual_scale != 1.0:
+            y = y * jnp.asarray(self.spec.residual_scale, y.dtype)
+        if norm is None:
+            return x + y
+        return norm(x + y) if self.spec.placement == "post" else x + norm(y)
 
 
 class Decoder(nnx.Module):
@@ -43,29 +70,65 @@ class Decoder(nnx.Module):
 
     def __init__(self, spec: DecoderSpec, dtype: DTypeLike):
         self.spec = spec
-        self.embed = Embedding(spec.padded_vocab_size, spec.width, dtype, scale=spec.embedding_scale, positions=spec.learned_positions)
+        self.embed = Embedding(
+            spec.padded_vocab_size,
+            spec.width,
+            dtype,
+            scale=spec.embedding_scale,
+            positions=spec.learned_positions,
+            position_offset=spec.position_offset,
+            table_width=spec.embedding_width,
+            norm=spec.embedding_norm,
+        )
+        inputs = spec.blocks[0].layer_input
+        self.layer_inputs = LayerInputs(inputs, len(spec.blocks), spec.padded_vocab_size, spec.width, dtype) if inputs else None
         self.layers = nnx.List([Block(block, spec.width, dtype) for block in spec.blocks])
-        self.final_norm = Norm(spec.final_norm, spec.width, dtype, "embed")
-        self.head = None if spec.tied_head else Head(spec.padded_vocab_size, spec.width, dtype)
+        self.final_norm = Norm(spec.final_norm, spec.width, dtype, "embed") if spec.final_norm else None
+        self.head_projection = param((spec.embedding_width, spec.width), (None, "embed"), dtype) if spec.embedding_width else None
+        self.head = None if spec.tied_head else Head(spec.padded_vocab_size, spec.embedding_width or spec.width, dtype)
+        self.head_bias = param((spec.padded_vocab_size,), ("vocab",), dtype) if spec.head_bias else None
 
     def __call__(self, token_ids: jax.Array, positions: jax.Array, caches: Sequence[Any], attend: Attend) -> tuple[jax.Array, list[Any]]:
-        """token_ids [T] and positions [T] int32, one cache a layer, to (hidden [T, M] after the final norm, caches)."""
+        """token_ids [T] and positions [T] int32, and the caches of the layers that have one, to (hidden [T, M] after the final norm,
+        caches).
+        """
         x = self.embed(token_ids, positions)
-        ropes = [block.mixer.rope for block in self.spec.blocks]
-        rotations = {rope: None if rope is None else rotation(positions, rope) for rope in dict.fromkeys(ropes)}
+        layer_inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x)
+        places = self._places(positions)
 
         # Blocks of one spec differ in their arrays only: a jitted function traces and lowers them once instead of once a layer.
         @partial(jax.jit, static_argnums=0)
-        def run(graph: nnx.GraphDef[Block], state: nnx.State, x: jax.Array, rotation: Rotation | None, cache: Any) -> tuple[jax.Array, Any]:
-            return nnx.merge(graph, state)(x, rotation, cache, attend)
+        def run(
+            graph: nnx.GraphDef[Block], state: nnx.State, x: jax.Array, where: Where, layer_input: jax.Array | None, cache: Any
+        ) -> tuple[jax.Array, Any]:
+            return nnx.merge(graph, state)(x, where, layer_input, cache, attend)
 
-        new_caches = []
-        for layer, rope, cache in zip(self.layers, ropes, caches, strict=True):
-            x, cache = run(*nnx.split(layer), x, rotations[rope], cache)
-            new_caches.append(cache)
-        return self.final_norm(x), new_caches
+        new_caches = list(caches)
+        for i, (layer, where, cache) in enumerate(zip(self.layers, places, self.spec.cache_of_layers, strict=True)):
+            layer_input = None if layer_inputs is None else layer_inputs[:, i]
+            x, new_caches[cache] = run(*nnx.split(layer), x, where, layer_input, new_caches[cache])
+        return x if self.final_norm is None else self.final_norm(x), new_caches
+
+    def _places(self, positions: jax.Array) -> list[Where]:
+        """What positions mean to each layer; layers of one rope share its angles."""
+        mixers = [block.mixer for block in self.spec.blocks]
+        rotations = {mixer.rope: rotation(positions, mixer.rope) for mixer in mixers if mixer.rope}
+        factors = {mixer.temperature: temperature(positions, mixer.temperature) for mixer in mixers if mixer.temperature}
+        return [
+            Where(rotations[mixer.rope] if mixer.rope else None, factors[mixer.temperature] if mixer.temperature else None)
+            for mixer in mixers
+        ]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """hidden [N, M] to float32 logits [N, V]."""
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return project(hidden, weight[...], vocab_size=self.spec.vocab_size, softcap=self.spec.final_softcap)
+        spec = self.spec
+        if self.head_projection is not None:
+            hidden = linear(hidden, self.head_projection[...])
+        return project(
+            hidden,
+            (self.embed if self.head is None else self.head).weight[...],
+            vocab_size=spec.vocab_size,
+            softcap=spec.final_softcap,
+            bias=None if self.head_bias is None else self.head_bias[...],
+            scale=spec.logit_scale,
+        )

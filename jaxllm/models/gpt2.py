@@ -1,23 +1,25 @@
-"""GPT-2: learned positions, layer norm, a plain MLP; checkpoints keep projections as [in, out]."""
+"""GPT-2 (learned positions, layer norms, checkpoints that keep projections as [in, out]) and GPTBigCode (one key head for all)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.family import ACTIVATIONS, Family
 from jaxllm.models.hf_config import HFConfig
+from jaxllm.models.names import decoder_rules
 from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, MLPSpec, NormSpec
-from jaxllm.weights.rules import Source, rule
-from jaxllm.weights.transforms import FUSE_QKV, SPLIT_INPUTS, TOKEN_ROWS
+from jaxllm.weights.transforms import GROUPED_QKV, JOINED_QKV
 
 
-def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+def _spec(config: HFConfig, max_model_len: int | None, kv_heads: int | None = None, activation: str = "gelu_new") -> DecoderSpec:
     width, heads, num_layers = config.size("n_embd"), config.size("n_head"), config.size("n_layer")
     if width % heads:
         raise ModelLoadError(f"config.json: n_embd={width} must be a multiple of n_head={heads}")
     norm = NormSpec("layer", config.number("layer_norm_epsilon", 1e-5))
     mlp = MLPSpec(
         width=config.size("n_inner", 4 * width),
-        activation=config.choice("activation_function", ACTIVATIONS, "gelu_new"),
+        activation=config.choice("activation_function", ACTIVATIONS, activation),
         gated=False,
         bias=True,
     )
@@ -27,7 +29,7 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
 
     def block(layer: int) -> BlockSpec:
         attend = AttendSpec(scale=scale / (layer + 1) if by_layer else scale)
-        return BlockSpec(AttentionSpec(heads, heads, head_dim, attend, qkv_bias=True, out_bias=True), mlp, norm)
+        return BlockSpec(AttentionSpec(heads, kv_heads or heads, head_dim, attend, qkv_bias=True, out_bias=True), mlp, norm)
 
     positions = config.size("n_positions", 1024)
     return DecoderSpec(
@@ -41,32 +43,17 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     )
 
 
-_LAYER = "transformer.h.{i}"
+def _bigcode_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    kv_heads = 1 if config.flag("multi_query", True) else None
+    config.expect("num_key_value_heads", kv_heads or config.size("n_head"))
+    return _spec(config, max_model_len, kv_heads, "gelu_pytorch_tanh")
 
 
-def _qkv(kind: str) -> tuple[Source, ...]:
-    return tuple(Source(f"{_LAYER}.attn.c_attn.{kind}", transposed=kind == "weight", part=part, parts=3) for part in range(3))
-
-
-_RULES = (
-    rule("embed.weight", "transformer.wte.weight", transform=TOKEN_ROWS),
-    rule("embed.positions", "transformer.wpe.weight"),
-    rule("layers.{i}.attention_norm.weight", f"{_LAYER}.ln_1.weight"),
-    rule("layers.{i}.attention_norm.bias", f"{_LAYER}.ln_1.bias"),
-    rule("layers.{i}.attention.qkv", *_qkv("weight"), transform=FUSE_QKV),
-    rule("layers.{i}.attention.qkv_bias", *_qkv("bias"), transform=FUSE_QKV),
-    rule("layers.{i}.attention.out", Source(f"{_LAYER}.attn.c_proj.weight", transposed=True), transform=SPLIT_INPUTS),
-    rule("layers.{i}.attention.out_bias", f"{_LAYER}.attn.c_proj.bias"),
-    rule("layers.{i}.mlp_norm.weight", f"{_LAYER}.ln_2.weight"),
-    rule("layers.{i}.mlp_norm.bias", f"{_LAYER}.ln_2.bias"),
-    rule("layers.{i}.mlp.up", Source(f"{_LAYER}.mlp.c_fc.weight", transposed=True)),
-    rule("layers.{i}.mlp.up_bias", f"{_LAYER}.mlp.c_fc.bias"),
-    rule("layers.{i}.mlp.down", Source(f"{_LAYER}.mlp.c_proj.weight", transposed=True)),
-    rule("layers.{i}.mlp.down_bias", f"{_LAYER}.mlp.c_proj.bias"),
-    rule("final_norm.weight", "transformer.ln_f.weight"),
-    rule("final_norm.bias", "transformer.ln_f.bias"),
-    rule("head.weight", "lm_head.weight", transform=TOKEN_ROWS),
-)
+_NAMES: dict[str, Any] = {
+    "decoder": "transformer.", "layer": "h.{i}.", "embed": "wte", "positions": "wpe", "attention_norm": "ln_1", "qkv": ("attn.c_attn",),
+    "out": "attn.c_proj", "mlp_norm": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj", "final_norm": "ln_f",
+}  # fmt: skip
+_RULES = decoder_rules(**_NAMES, fuse=JOINED_QKV, transposed=True)
 # Causal masks that old checkpoints stored.
 _IGNORED = (r".*\.attn\.(bias|masked_bias)",)
 
@@ -77,3 +64,15 @@ _HARMLESS = (
 )  # fmt: skip
 
 GPT2 = Family("GPT2LMHeadModel", _spec, _RULES, prefix="transformer.", ignored=_IGNORED, harmless_keys=_HARMLESS)
+GPT_BIGCODE = Family(
+    "GPTBigCodeForCausalLM",
+    _bigcode_spec,
+    decoder_rules(**_NAMES, fuse=GROUPED_QKV),
+    prefix="transformer.",
+    ignored=_IGNORED,
+    # How the reference's kernels and caches work.
+    harmless_keys=(
+        *_HARMLESS, "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "pad_key_length",
+        "pre_allocate_kv_cache", "validate_runner_input", "max_batch_size", "max_sequence_length",
+    ),
+)  # fmt: skip

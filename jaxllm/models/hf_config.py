@@ -75,6 +75,16 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {key} must be a number, got {value!r}")
         return float(value)
 
+    def optional_number(self, key: str, default: float | None) -> float | None:
+        """A number, `default` where the key is absent, None where it is null.
+
+        Raises:
+            ModelLoadError: something else.
+        """
+        if self.get(key) is None and (default is None or self.given(key)):
+            return None
+        return self.number(key, default or 0.0)
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false.
 
@@ -96,6 +106,16 @@ class HFConfig:
         if value not in choices:
             raise ModelLoadError(f"config.json: {key}={value!r} is not supported; supported: {', '.join(sorted(choices))}")
         return choices[value]
+
+    def expect(self, key: str, *values: Any) -> None:
+        """Check that the key is absent, null, or has one of `values`: the only ones that this family is implemented for.
+
+        Raises:
+            ModelLoadError: another value.
+        """
+        value = self.get(key)
+        if value is not None and value not in values:
+            raise ModelLoadError(f"config.json: {key}={value!r} is not supported for this architecture; supported: {values}")
 
     def refuse_unread(self, architecture: str, harmless: Collection[str] = ()) -> None:
         """Raise for keys that are set, were not read and are harmless neither for every decoder nor for this architecture.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from jaxllm.models.family import ACTIVATIONS, Family, head_sizes
+from jaxllm.models.family import ACTIVATIONS, Family, head_sizes, with_windows
 from jaxllm.models.hf_config import HFConfig
-from jaxllm.models.rope import read_rope, rope_spec
-from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, MLPSpec, NormSpec
-from jaxllm.weights.rules import rule
-from jaxllm.weights.transforms import FUSE_QKV, INTERLEAVE, SPLIT_INPUTS, TOKEN_ROWS
+from jaxllm.models.names import decoder_rules
+from jaxllm.models.rope import LayerRopes, read_rope, rope_spec
+from jaxllm.specs import Activation, AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, MLPSpec, NormSpec, Placement
 
 
 def llama_like(
@@ -18,50 +16,69 @@ def llama_like(
     max_model_len: int | None,
     *,
     default_positions: int,
+    default_theta: float = 10000.0,
+    ropes: LayerRopes | None = None,
+    partial: float | None = None,
+    interleaved: bool = False,
     windows: Sequence[int | None] | None = None,
+    norm: NormSpec | None = None,
+    placement: Placement = "pre",
     qkv_bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    activation: Activation | None = None,
+    gated: bool = True,
+    tied: bool = False,
 ) -> DecoderSpec:
     """The spec of a decoder built like Llama, under Llama's config keys.
 
     Args:
         config: the model's config.
         max_model_len: longest sequence of the engine; None: the config's own.
-        default_positions: context where the config does not say.
+        default_positions, default_theta: context and base of the rotation where the config does not say.
+        ropes: those of full and of windowed layers, where they may differ.
+        partial: the part of each head that is rotated where the config does not say; None where it must be all.
+        interleaved: whether neighbouring dimensions are rotated together.
         windows: attention window by layer; None: full attention everywhere.
+        norm: None: a root-mean-square norm with `rms_norm_eps`.
+        placement: of the norms.
         qkv_bias, out_bias, mlp_bias: which projections have biases.
         qk_norm: whether heads of queries and keys are normalised.
+        activation: None: as `hidden_act` says.
+        gated: whether the feed-forward has a gate.
+        tied: whether the head is the embedding where the config does not say.
     """
     heads, kv_heads, head_dim = head_sizes(config)
     # The first Llama checkpoints spelt it max_sequence_length.
     positions = config.size("max_position_embeddings", config.get("max_sequence_length", default_positions))
-    rope = read_rope(config, max_positions=positions)
-    norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
+    if ropes is None:
+        rope = read_rope(config, max_positions=positions, default_theta=default_theta, partial=partial)
+        ropes = LayerRopes(rope, rope)
+    longest = max_model_len or ropes.full.context_length()
+    full, windowed = (rope_spec(rope, head_dim, longest, interleaved=interleaved) for rope in ropes)
+    norm = norm or NormSpec("rms", config.number("rms_norm_eps", 1e-6))
     attention = AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         attend=AttendSpec(scale=head_dim**-0.5),
-        rope=rope_spec(rope, head_dim, max_model_len or rope.context_length()),
+        rope=full,
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         qk_norm=norm if qk_norm else None,
     )
-    mlp = MLPSpec(width=config.size("intermediate_size"), activation=config.choice("hidden_act", ACTIVATIONS, "silu"), bias=mlp_bias)
-
-    def block(window: int | None) -> BlockSpec:
-        return BlockSpec(replace(attention, attend=replace(attention.attend, window=window)), mlp, norm)
-
-    return DecoderSpec(
+    activation = activation or config.choice("hidden_act", ACTIVATIONS, "silu")
+    block = BlockSpec(attention, MLPSpec(config.size("intermediate_size"), activation, gated, mlp_bias), norm, placement)
+    spec = DecoderSpec(
         width=config.size("hidden_size"),
         vocab_size=config.size("vocab_size"),
-        blocks=tuple(block(window) for window in windows or [None] * config.size("num_hidden_layers")),
+        blocks=(block,) * config.size("num_hidden_layers"),
         final_norm=norm,
-        tied_head=config.flag("tie_word_embeddings", False),
-        max_positions=rope.context_length(),
+        tied_head=config.flag("tie_word_embeddings", tied),
+        max_positions=ropes.full.context_length(),
     )
+    return spec if windows is None else with_windows(spec, windows, windowed)
 
 
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
@@ -70,27 +87,7 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     return llama_like(config, max_model_len, default_positions=2048, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
 
 
-_LAYER = "model.layers.{i}"
-_QKV = tuple(f"{_LAYER}.self_attn.{x}_proj" for x in "qkv")
-_GATE_UP = tuple(f"{_LAYER}.mlp.{x}_proj" for x in ("gate", "up"))
-
-RULES = (
-    rule("embed.weight", "model.embed_tokens.weight", transform=TOKEN_ROWS),
-    rule("layers.{i}.attention_norm.weight", f"{_LAYER}.input_layernorm.weight"),
-    rule("layers.{i}.attention.qkv", *(f"{name}.weight" for name in _QKV), transform=FUSE_QKV),
-    rule("layers.{i}.attention.qkv_bias", *(f"{name}.bias" for name in _QKV), transform=FUSE_QKV),
-    rule("layers.{i}.attention.q_norm.weight", f"{_LAYER}.self_attn.q_norm.weight"),
-    rule("layers.{i}.attention.k_norm.weight", f"{_LAYER}.self_attn.k_norm.weight"),
-    rule("layers.{i}.attention.out", f"{_LAYER}.self_attn.o_proj.weight", transform=SPLIT_INPUTS),
-    rule("layers.{i}.attention.out_bias", f"{_LAYER}.self_attn.o_proj.bias"),
-    rule("layers.{i}.mlp_norm.weight", f"{_LAYER}.post_attention_layernorm.weight"),
-    rule("layers.{i}.mlp.gate_up", *(f"{name}.weight" for name in _GATE_UP), transform=INTERLEAVE),
-    rule("layers.{i}.mlp.gate_up_bias", *(f"{name}.bias" for name in _GATE_UP), transform=INTERLEAVE),
-    rule("layers.{i}.mlp.down", f"{_LAYER}.mlp.down_proj.weight"),
-    rule("layers.{i}.mlp.down_bias", f"{_LAYER}.mlp.down_proj.bias"),
-    rule("final_norm.weight", "model.norm.weight"),
-    rule("head.weight", "lm_head.weight", transform=TOKEN_ROWS),
-)
+RULES = decoder_rules()
 # Frequencies that old checkpoints stored; they follow from the config.
 IGNORED = (r".*rotary_emb\.inv_freq",)
 

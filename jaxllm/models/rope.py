@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class RopeParameters:
     # Positions that the config gives the model, and those of its pretraining.
     max_positions: int
     original_positions: int
+    # The part of each head that is rotated.
+    partial: float = 1.0
 
     def number(self, key: str) -> float:
         value = self.values.get(key)
@@ -52,9 +54,21 @@ class RopeParameters:
 
 
 def read_rope(
-    config: HFConfig, *, max_positions: int, default_theta: float = 10000.0, values: Mapping[str, Any] | None = None
+    config: HFConfig,
+    *,
+    max_positions: int,
+    default_theta: float = 10000.0,
+    values: Mapping[str, Any] | None = None,
+    partial: float | None = None,
 ) -> RopeParameters:
     """The rope entry: `values` where given, else the config's `rope_scaling` or `rope_parameters` with `rope_theta` beside or in it.
+
+    Args:
+        config: the model's config.
+        max_positions: positions that the config gives the model.
+        default_theta: the base where the config has none.
+        values: the entry, where the family keeps it elsewhere.
+        partial: the rotated part of a head where the config does not say; None for architectures that always rotate all of it.
 
     Raises:
         ModelLoadError: an unknown rope type, or keys that do not belong to it.
@@ -72,19 +86,50 @@ def read_rope(
     if kind not in _KINDS:
         raise ModelLoadError(f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_KINDS)}")
     theta = values.pop("rope_theta", default_theta)
-    if values.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+    rotated = values.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0 if partial is None else partial))
+    if partial is None and rotated != 1.0:
         raise ModelLoadError("config.json: partial_rotary_factor other than 1 is not supported for this architecture")
     unknown = values.keys() - _KINDS[kind].keys
     if unknown:
         raise ModelLoadError(f"config.json: rope type {kind!r} does not know {', '.join(sorted(unknown))}")
     original = config.get(_ORIGINAL, values.get(_ORIGINAL, max_positions))
-    return RopeParameters(kind, float(theta), values, max_positions, int(original))
+    return RopeParameters(kind, float(theta), values, max_positions, int(original), float(rotated))
 
 
-def rope_spec(parameters: RopeParameters, head_dim: int, max_model_len: int) -> RopeSpec:
-    """Frequencies for heads of `head_dim` in an engine whose sequences have at most `max_model_len` positions."""
-    frequencies, magnitude = _KINDS[parameters.kind].compute(parameters, head_dim, max_model_len)
-    return RopeSpec(tuple(float(f) for f in frequencies.astype(np.float32)), magnitude)
+class LayerRopes(NamedTuple):
+    """The ropes of full and of windowed layers."""
+
+    full: RopeParameters
+    windowed: RopeParameters
+
+
+def read_layer_ropes(config: HFConfig, *, max_positions: int, default_theta: float, windowed_theta: float) -> LayerRopes:
+    """Ropes by layer type. Older configs have `rope_theta` and `rope_scaling` for the full layers only, and maybe
+    `rope_local_base_freq`; newer ones have `rope_parameters` by layer type.
+
+    Args:
+        max_positions: positions that the config gives the model.
+        default_theta, windowed_theta: the bases of full and windowed layers where the config does not say.
+    """
+    nested = config.get("rope_parameters", {})
+    full = {**nested.get("full_attention", {}), **config.get("rope_scaling", {})}
+    return LayerRopes(
+        read_rope(config, max_positions=max_positions, default_theta=config.number("rope_theta", default_theta), values=full),
+        read_rope(config, max_positions=max_positions, default_theta=windowed_theta, values=nested.get("sliding_attention", {})),
+    )
+
+
+def rope_spec(parameters: RopeParameters, head_dim: int, max_model_len: int, *, interleaved: bool = False) -> RopeSpec:
+    """Frequencies for heads of `head_dim` in an engine whose sequences have at most `max_model_len` positions.
+
+    Raises:
+        ModelLoadError: an odd number of dimensions to rotate.
+    """
+    rotated = head_dim if parameters.kind == "proportional" else int(head_dim * parameters.partial)
+    if rotated % 2 or not rotated:
+        raise ModelLoadError(f"config.json: rotary embeddings need an even head_dim, got {rotated} dimensions to rotate")
+    frequencies, magnitude = _KINDS[parameters.kind].compute(parameters, rotated, max_model_len)
+    return RopeSpec(tuple(float(f) for f in frequencies.astype(np.float32)), magnitude, interleaved)
 
 
 def _exponents(dim: int) -> np.ndarray:
@@ -101,6 +146,13 @@ def _default(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.ndarra
 
 def _linear(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.ndarray, float]:
     return _base_frequencies(p.theta, dim) / np.float32(p.number("factor")), 1.0
+
+
+def _proportional(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.ndarray, float]:
+    """Frequencies of whole heads, of which the slowest stand still (Gemma 4)."""
+    moving = int(p.partial * dim // 2)
+    frequencies = _base_frequencies(p.theta, dim) / np.float32(p.values.get("factor", 1.0))
+    return np.where(np.arange(dim // 2) < moving, frequencies, np.float32(0)), 1.0
 
 
 def _dynamic(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.ndarray, float]:
@@ -175,6 +227,7 @@ class _Kind:
 _KINDS = {
     "default": _Kind(frozenset(), _default),
     "linear": _Kind(frozenset({"factor"}), _linear),
+    "proportional": _Kind(frozenset({"factor"}), _proportional),
     "dynamic": _Kind(frozenset({"factor"}), _dynamic),
     "llama3": _Kind(frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}), _llama3),
     "yarn": _Kind(

@@ -83,7 +83,7 @@ class StepProgram:
 
     def _attend(self, batch: StepBatch):
         def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Cache, spec: AttendSpec, sinks: jax.Array | None = None
+            q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Cache, spec: AttendSpec, sinks: jax.Array | None = None
         ) -> tuple[jax.Array, Cache]:
             metadata = batch.metadata[self.window_groups[spec.window]]
             return self.backend.attend(q, k, v, cache, metadata, spec, sinks, mesh=self.placement.mesh, heads_axis="model")

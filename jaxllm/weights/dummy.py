@@ -28,7 +28,7 @@ def _values(name: str, abstract: Any, seed: int) -> np.ndarray:
     if name.endswith("norm.weight"):
         return np.ones(shape, dtype)
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    scale = 0.02 if name.endswith("bias") else shape[-1] ** -0.5
+    scale = 0.02 if name.endswith("bias") or len(shape) < 2 else shape[-1] ** -0.5
     size = int(np.prod(shape))
     block = (generator.standard_normal(min(size, _BLOCK), dtype=np.float32) * scale).astype(dtype)
     return np.resize(block, shape)

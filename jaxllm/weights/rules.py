@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +47,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Rule:
-    """Parameter `param` is `transform` of `sources`; `{i}` in the names stands for the layer."""
+    """Parameter `param` is `transform` of `sources`; `{i}` in the names stands for the layer, `{j}` in a source for 0, 1, ... as many as
+    the transform wants.
+    """
 
     param: str
     sources: tuple[Source, ...]
@@ -78,12 +80,14 @@ class LoadPlan:
         prefix: what names begin with in a complete checkpoint; one saved from the bare decoder lacks it.
         ignored: patterns (full match) of tensors that carry nothing to load.
         aliases: tensors that a tied model may carry a second time, with the name of the first.
+        renamed: (pattern, replacement) of beginnings of checkpoint names that have several spellings.
     """
 
     recipes: Mapping[str, Recipe]
     prefix: str
     ignored: tuple[str, ...]
     aliases: Mapping[str, str]
+    renamed: tuple[tuple[str, str], ...] = ()
 
 
 class Loadable(Protocol):
@@ -100,9 +104,15 @@ class Loadable(Protocol):
 
 
 def bind_rules(
-    rules: Sequence[Rule], shapes: Mapping[str, Any], dims: Sequence[CheckpointDims], *, prefix: str, ignored: Sequence[str] = ()
+    rules: Sequence[Rule],
+    shapes: Mapping[str, Any],
+    dims: Sequence[CheckpointDims],
+    *,
+    prefix: str,
+    ignored: Sequence[str] = (),
+    renamed: Sequence[tuple[str, str]] = (),
 ) -> LoadPlan:
-    """One recipe for each parameter in `shapes` (name -> something with `.shape`); `dims` has an entry a layer.
+    """One recipe for each parameter in `shapes` (name -> something with `.shape`), with the `dims` of its layer.
 
     Raises:
         KeyError: a parameter without a rule, which is a mistake in the family file.
@@ -111,14 +121,16 @@ def bind_rules(
     recipes = {}
     for name, abstract in shapes.items():
         template, layer = _template(name)
-        rule = by_param[template]
-        sources = tuple(Source(source.name.replace("{i}", layer), source.transposed, source.part, source.parts) for source in rule.sources)
-        of_layer = dims[int(layer or 0)]
-        recipes[name] = Recipe(sources, rule.transform.source_shapes(abstract.shape, of_layer), rule.transform, of_layer)
+        rule, layer_dims = by_param[template], dims[int(layer or 0)]
+        source_shapes = rule.transform.source_shapes(abstract.shape, layer_dims)
+        names = [replace(source, name=source.name.replace("{i}", layer)) for source in rule.sources]
+        if "{j}" in names[0].name:
+            names = [replace(s, name=s.name.replace("{j}", str(j))) for j in range(len(source_shapes) // len(names)) for s in names]
+        recipes[name] = Recipe(tuple(names), source_shapes, rule.transform, layer_dims)
     aliases = {}
     if "head.weight" not in shapes and "head.weight" in by_param:
         aliases[by_param["head.weight"].sources[0].name] = by_param["embed.weight"].sources[0].name
-    return LoadPlan(recipes, prefix, tuple(ignored), aliases)
+    return LoadPlan(recipes, prefix, tuple(ignored), aliases, tuple(renamed))
 
 
 def _template(name: str) -> tuple[str, str]:
@@ -148,12 +160,14 @@ def load_params(model_def: Loadable, checkpoint: Checkpoint, place: Callable[[st
 
 
 def stored_names(plan: LoadPlan, checkpoint: Checkpoint) -> dict[str, str]:
-    """Full name -> the name in the checkpoint, which lacks the prefix where the bare decoder was saved."""
-    names = list(checkpoint.names())
-    if any(name.startswith(plan.prefix) for name in names):
-        return {name: name for name in names}
+    """Full name -> the name in the checkpoint, which may spell it another way, or lack the prefix where the bare decoder was saved."""
+    names = {name: name for name in checkpoint.names()}
+    for pattern, replacement in plan.renamed:
+        names = {re.sub(rf"^{pattern}", replacement, full): name for full, name in names.items()}
+    if any(full.startswith(plan.prefix) for full in names):
+        return names
     known = {source.name for recipe in plan.recipes.values() for source in recipe.sources}
-    return {(name if name in known or name in plan.aliases else plan.prefix + name): name for name in names}
+    return {(full if full in known or full in plan.aliases else plan.prefix + full): name for full, name in names.items()}
 
 
 def _check_tensors(plan: LoadPlan, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -75,26 +75,59 @@ class Interleave:
 
 
 @dataclass(frozen=True)
-class FuseQKV:
-    """Query, key and value projections (or their biases) as [K', G' + 2, D, *in]; a KV head is repeated K' / K times, with a share of
-    its query heads each.
+class FuseHeads:
+    """Query, key and value projections (or their biases) as [K', G' + extra, D, *in]; a KV head is repeated K' / K times, with a share
+    of its query heads each. `extra` says how many of key and value there are. The checkpoint keeps them as tensors of their own
+    (`separate`), as one with all queries first (`joined`), or as one by KV head, a group's queries first (`grouped`).
     """
 
+    extra: int = 2
+    stored: Literal["separate", "joined", "grouped"] = "separate"
+
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        kv_heads, group, dim = shape[0], shape[1] - 2, shape[2]
-        kv = (dims.num_kv_heads * dim, *shape[3:])
-        return ((kv_heads * group * dim, *shape[3:]), kv, kv)
+        rest = shape[3:]
+        queries, kv = shape[0] * (shape[1] - self.extra) * shape[2], dims.num_kv_heads * shape[2]
+        if self.stored == "separate":
+            return ((queries, *rest), *((kv, *rest),) * self.extra)
+        return ((queries + self.extra * kv, *rest),)
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        kv_heads, group, rest = shape[0], shape[1] - 2, shape[2:]
-        copies = kv_heads // dims.num_kv_heads
-        q, k, v = sources
+        group, rest = shape[1] - self.extra, shape[2:]
+        copies = shape[0] // dims.num_kv_heads
         array = np.empty(shape, dtype)
-        array[:, :group] = q.reshape(kv_heads, group, *rest)
-        for copy in range(copies):
-            array[copy::copies, group] = k.reshape(dims.num_kv_heads, *rest)
-            array[copy::copies, group + 1] = v.reshape(dims.num_kv_heads, *rest)
+        if self.stored == "grouped":
+            whole = sources[0].reshape(dims.num_kv_heads, copies * group + self.extra, *rest)
+            queries, kv = whole[:, : copies * group], [whole[:, copies * group + i] for i in range(self.extra)]
+        else:
+            size = dims.num_kv_heads * shape[2]
+            parts = (
+                sources
+                if self.stored == "separate"
+                else np.split(sources[0], [len(sources[0]) - n * size for n in range(self.extra, 0, -1)])
+            )
+            queries, kv = parts[0], [part.reshape(dims.num_kv_heads, *rest) for part in parts[1:]]
+        array[:, :group] = queries.reshape(shape[0], group, *rest)
+        for i, part in enumerate(kv):
+            for copy in range(copies):
+                array[copy::copies, group + i] = part
         return array
+
+
+@dataclass(frozen=True)
+class HeadVectors:
+    """A vector for each head, of queries as [K', G', D], of keys as [K', D] with repetitions. The checkpoint keeps them in one row
+    (`flat`), as `rows`, or as tensors of their own (`separate`).
+    """
+
+    stored: Literal["flat", "rows", "separate"]
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        heads = math.prod(shape[:-1]) if len(shape) == 3 else dims.num_kv_heads
+        return {"flat": ((heads * shape[-1],),), "rows": ((heads, shape[-1]),), "separate": ((shape[-1],),) * heads}[self.stored]
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        rows = np.concatenate([source.reshape(-1, shape[-1]) for source in sources])
+        return np.repeat(rows, math.prod(shape[:-1]) // len(rows), axis=0).reshape(shape).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -122,6 +155,8 @@ class Flat:
 COPY = Copy()
 TOKEN_ROWS = TokenRows()
 INTERLEAVE = Interleave()
-FUSE_QKV = FuseQKV()
+FUSE_QKV = FuseHeads()
+JOINED_QKV = FuseHeads(stored="joined")
+GROUPED_QKV = FuseHeads(stored="grouped")
 SPLIT_INPUTS = SplitInputs()
 FLAT = Flat()

@@ -46,7 +46,7 @@ def test_only_activations_are_exchanged(architecture: str, tokens: int) -> None:
 
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)
-        hidden, _ = decoder(ids, jnp.arange(tokens), [None] * len(decoder.layers), attend)
+        hidden, _ = decoder(ids, jnp.arange(tokens), [None] * len(model.cache_layers), attend)
         return decoder.logits(hidden)
 
     ids = jnp.asarray(np.random.default_rng(0).integers(0, 128, tokens), jnp.int32)

@@ -75,7 +75,7 @@ def test_a_latent_is_key_and_value(name):
     check(name, 4, AttendSpec(0.25, latent=10))
 
 
-def check(name, group, spec, sinks=None):
+def check(name, group, spec, sinks=None, slopes=None):
     rows, num_tokens, num_rows = STEPS[name]
     rng = np.random.default_rng(len(name))
     pages_per_row = -(-max([160, *(sum(row) for row in rows)]) // 8)
@@ -85,12 +85,29 @@ def check(name, group, spec, sinks=None):
     if spec.latent is not None:
         cache, v = cache._replace(v=None), None
 
-    want, want_cache = reference.attend(q, k, v, cache, metadata, spec, sinks)
-    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec, sinks)
+    want, want_cache = reference.attend(q, k, v, cache, metadata, spec, sinks, slopes)
+    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec, sinks, slopes)
 
     real = np.asarray(metadata.token_rows) < num_rows
     np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
     jax.tree.map(lambda got, want: np.testing.assert_array_equal(got[1:], want[1:]), got_cache, want_cache)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("name", STEPS)
+def test_linear_biases_grow_with_the_distance(name, window):
+    check(name, 2, AttendSpec(0.3, window), slopes=jnp.array([0.5, 0.25, 0.125, 0.03]))
+
+
+def test_without_keys_and_values_those_of_the_step_are_in_the_cache_already():
+    rng = np.random.default_rng(5)
+    metadata, cache = make_step(rng, [(1, 17), (13, 8)], 16, 2, 8)
+    q = jnp.array(rng.normal(size=(16, 4, HEAD_DIM)), jnp.float32)
+    k, v = (jnp.array(rng.normal(size=(16, NUM_KV, HEAD_DIM)), jnp.float32) for _ in range(2))
+    want, cache = xla.attend(q, k, v, cache, metadata, AttendSpec(0.25))
+    got, same = xla.attend(q, None, None, cache, metadata, AttendSpec(0.25))
+    np.testing.assert_array_equal(got, want)
+    assert same is cache
 
 
 def test_a_row_does_not_depend_on_its_batch_mates():

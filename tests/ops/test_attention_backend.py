@@ -38,7 +38,7 @@ def test_a_gpu_without_a_kernel_is_said_once(caplog):
 
 def test_layers_that_the_kernel_does_not_know_run_on_xla(caplog):
     tpu = choose_backend("tpu", "TPU v6 lite")
-    for attend in (AttendSpec(0.125, latent=48), AttendSpec(0.125, window=16, chunked=True)):
+    for attend in (AttendSpec(0.125, latent=48), AttendSpec(0.125, window=16, chunked=True), AttendSpec(0.125, alibi=(0.5,) * 4)):
         pages = tpu.cache_shapes(5, 128, CacheLayer(2, 64, attend), jnp.dtype(jnp.bfloat16))
         assert isinstance(pages, LayerCache)
         assert (pages.v is None) == (attend.latent is not None)
@@ -51,3 +51,9 @@ def test_float16_and_odd_pages_are_refused_on_tpus():
         tpu.cache_shapes(5, 128, LAYER, jnp.dtype(jnp.float16))
     with pytest.raises(ConfigError, match="multiples of 8"):
         tpu.cache_shapes(5, 20, LAYER, jnp.dtype(jnp.bfloat16))
+
+
+def test_keys_of_another_layer_are_refused_on_tpus():
+    attend = choose_backend("tpu", "TPU v6 lite").attend_shard
+    with pytest.raises(ConfigError, match="another layer's keys and values"):
+        attend(jnp.zeros((1, 2, 64)), None, None, None, None, AttendSpec(1.0), None, None)

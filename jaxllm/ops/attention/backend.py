@@ -15,8 +15,11 @@ from jaxllm.ops.attention.metadata import AttentionMetadata, Cache
 from jaxllm.specs import AttendSpec, CacheLayer
 from pallas_kernels.devices import find_device
 
-# (q, k, v, cache, metadata, spec, sinks) -> (out, cache)
-AttendFn = Callable[[jax.Array, jax.Array, jax.Array | None, Any, AttentionMetadata, AttendSpec, jax.Array | None], tuple[jax.Array, Any]]
+# (q, k, v, cache, metadata, spec, sinks, slopes) -> (out, cache)
+AttendFn = Callable[
+    [jax.Array, jax.Array | None, jax.Array | None, Any, AttentionMetadata, AttendSpec, jax.Array | None, jax.Array | None],
+    tuple[jax.Array, Any],
+]
 CacheShapesFn = Callable[[int, int, CacheLayer, jnp.dtype], Any]
 
 
@@ -34,7 +37,7 @@ class AttentionBackend:
     def attend(
         self,
         q: jax.Array,
-        k: jax.Array,
+        k: jax.Array | None,
         v: jax.Array | None,
         cache: Cache,
         metadata: AttentionMetadata,
@@ -45,32 +48,43 @@ class AttentionBackend:
         heads_axis: str,
     ) -> tuple[jax.Array, Cache]:
         """q [T, H, D], k and v [T, K, D], sinks [H] with their heads split over `heads_axis`; returns ([T, H, D], cache).
+        Without k and v the cache already holds those of this step.
 
         A latent (v None, K = 1) is whole on every device, as are its pages; the output is then [T, H, spec.latent]. The output of a token
         whose k or v is not finite is NaN: pages hold zeros in their place, and nobody else would notice.
         """
 
+        slopes = None if spec.alibi is None else jnp.asarray(spec.alibi, jnp.float32)
+
         def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Cache, metadata: AttentionMetadata, sinks: jax.Array | None
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: Cache,
+            metadata: AttentionMetadata,
+            sinks: jax.Array | None,
+            slopes: jax.Array | None,
         ) -> tuple[jax.Array, Cache]:
-            out, cache = self.attend_shard(q, k, v, cache, metadata, spec, sinks)
+            out, cache = self.attend_shard(q, k, v, cache, metadata, spec, sinks, slopes)
+            if k is None:
+                return out, cache
             # Zero, or NaN where k or v is not finite; cheaper than a reduction in each layer.
             poison = k[..., : spec.latent] * 0 + jnp.sum(k[..., spec.latent :] * 0, -1, keepdims=True) if v is None else k * 0 + v * 0
             grouped = out.reshape(*k.shape[:2], -1, out.shape[-1]) + poison[:, :, None].astype(out.dtype)
             return grouped.reshape(out.shape), cache
 
         if mesh.size == 1:
-            return attend(q, k, v, cache, metadata, sinks)
+            return attend(q, k, v, cache, metadata, sinks, slopes)
         heads, everywhere = PartitionSpec(None, heads_axis), PartitionSpec()
         kept = heads if spec.latent is None else everywhere
         sharded = jax.shard_map(
             attend,
             mesh=mesh,
-            in_specs=(heads, kept, kept, kept, everywhere, PartitionSpec(heads_axis)),
+            in_specs=(heads, kept, kept, kept, everywhere, PartitionSpec(heads_axis), PartitionSpec(heads_axis)),
             out_specs=(heads, kept),
             check_vma=False,
         )
-        return sharded(q, k, v, cache, metadata, sinks)
+        return sharded(q, k, v, cache, metadata, sinks, slopes)
 
 
 def choose_backend(platform: str, device_kind: str = "") -> AttentionBackend:

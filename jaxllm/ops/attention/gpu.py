@@ -43,19 +43,26 @@ class Attend:
     def __call__(
         self,
         q: jax.Array,
-        k: jax.Array,
+        k: jax.Array | None,
         v: jax.Array | None,
         cache: LayerCache,
         metadata: AttentionMetadata,
         spec: AttendSpec,
         sinks: jax.Array | None = None,
+        slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
-        """q [T, H, D], k and v [T, K, D], sinks [H] of one shard; returns ([T, H, D], cache)."""
+        """q [T, H, D], k and v [T, K, D], sinks and slopes [H] of one shard; returns ([T, H, D], cache)."""
         from pallas_kernels.ragged_paged_attention import gpu
 
-        if v is None or cache.v is None or spec.chunked:
-            say_once("there is no GPU kernel for " + ("chunked attention" if spec.chunked else "multi-head latent attention"))
-            return xla.attend(q, k, v, cache, metadata, spec, sinks)
+        lacking = {
+            "chunked attention": spec.chunked,
+            "multi-head latent attention": cache.v is None,
+            "linear biases": slopes is not None,
+            "layers that read another's keys and values": k is None,
+        }
+        if any(lacking.values()) or k is None or v is None or cache.v is None:
+            say_once("there is no GPU kernel for " + ", ".join(kind for kind, asked in lacking.items() if asked))
+            return xla.attend(q, k, v, cache, metadata, spec, sinks, slopes)
         try:
             gpu.check_shape(q.dtype, q.shape[1], k.shape[1], q.shape[2], cache.page_size)
         except UnsupportedShapeError as error:

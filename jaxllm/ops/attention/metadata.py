@@ -64,12 +64,14 @@ class AttentionMetadata:
         return self.positions.shape[0]
 
 
-def write_pages(cache: LayerCache, k: jax.Array, v: jax.Array | None, metadata: AttentionMetadata) -> LayerCache:
-    """Store k, v [T, K, D] of this step's tokens in their pages; padding tokens go to the sink.
+def write_pages(cache: LayerCache, k: jax.Array | None, v: jax.Array | None, metadata: AttentionMetadata) -> LayerCache:
+    """Store k, v [T, K, D] of this step's tokens, where there are any, in their pages; padding tokens go to the sink.
 
     What is not finite (a float16 overflow) is stored as zero: masked positions have weight zero, and zero times NaN would carry one
     request's overflow into others.
     """
+    if k is None:
+        return cache
     size = cache.page_size
     row = jnp.minimum(metadata.token_rows, metadata.num_rows - 1)
     page = metadata.page_table[row, metadata.positions // size]

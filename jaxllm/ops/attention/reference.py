@@ -11,17 +11,18 @@ from jaxllm.specs import AttendSpec
 
 def attend(
     q: jax.Array,
-    k: jax.Array,
+    k: jax.Array | None,
     v: jax.Array | None,
     cache: LayerCache,
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    """q [T, H, D], k and v [T, K, D], sinks [H]; returns ([T, H, D], cache). Padding tokens get zeros."""
+    """q [T, H, D], k and v [T, K, D], sinks and slopes [H]; returns ([T, H, D], cache). Padding tokens get zeros."""
     cache = write_pages(cache, k, v, metadata)
     num_tokens, num_heads, head_dim = q.shape
-    num_kv = k.shape[1]
+    num_kv = cache.k.shape[1]
     group = num_heads // num_kv
 
     row = jnp.minimum(metadata.token_rows, metadata.num_rows - 1)
@@ -35,6 +36,9 @@ def attend(
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     key_position = jnp.arange(keys.shape[1])
+    if slopes is not None:
+        distance = key_position[None] - metadata.positions[:, None]
+        scores += slopes.reshape(num_kv, group, 1) * distance[:, None, None]
     visible = key_position[None] <= metadata.positions[:, None]
     visible &= key_position[None] >= first_visible(metadata.positions, spec)[:, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)

@@ -1,7 +1,7 @@
 """Paged attention on TPUs: the Mosaic kernel of `pallas_kernels`, behind the contract of this package.
 
 Its pages are one array a layer, [N, W, S, L] words (`pallas_kernels/ragged_paged_attention/layout.py`), which splits over devices along W.
-Layers whose attention the kernel does not know (latents, chunks) keep XLA's pages and run on XLA.
+Layers whose attention the kernel does not know (latents, chunks, linear biases) keep XLA's pages and run on XLA.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def cache_shapes(num_pages: int, page_size: int, layer: CacheLayer, dtype: jnp.d
     Raises:
         ConfigError: a dtype or a block_size that the kernel cannot have.
     """
-    if layer.attend.latent is not None or layer.attend.chunked:
-        _log_fallback("multi-head latent attention" if layer.attend.latent is not None else "chunked attention")
+    attend = layer.attend
+    missing = {"multi-head latent attention": attend.latent, "chunked attention": attend.chunked or None, "linear biases": attend.alibi}
+    for kind in [kind for kind, asked in missing.items() if asked is not None]:
+        _log_fallback(kind)
         return xla.cache_shapes(num_pages, page_size, layer, dtype)
     try:
         return layout.cache_shape(num_pages, page_size, layer.num_kv_heads, layer.head_dim, dtype)
@@ -54,21 +56,24 @@ class Attend:
     def __call__(
         self,
         q: jax.Array,
-        k: jax.Array,
+        k: jax.Array | None,
         v: jax.Array | None,
         cache: Cache,
         metadata: AttentionMetadata,
         spec: AttendSpec,
         sinks: jax.Array | None = None,
+        slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
-        """q [T, H, D], k and v [T, K, D], sinks [H] of one shard; returns ([T, H, D], cache).
+        """q [T, H, D], k and v [T, K, D], sinks and slopes [H] of one shard; returns ([T, H, D], cache).
 
         Raises:
-            ConfigError: the step's shape does not fit the device's memories; the message says what would.
+            ConfigError: the step's shape does not fit the device's memories (the message says what would), or the layer reads the keys
+                and values of another.
         """
         if isinstance(cache, LayerCache):
-            return xla.attend(q, k, v, cache, metadata, spec, sinks)
-        assert v is not None
+            return xla.attend(q, k, v, cache, metadata, spec, sinks, slopes)
+        if k is None or v is None:
+            raise ConfigError("the attention kernel for TPUs cannot read another layer's keys and values; such models run on CPU and GPU")
         try:
             return tpu.attend(
                 q,

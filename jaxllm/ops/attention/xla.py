@@ -27,23 +27,24 @@ _DECODE_BLOCK = 1024  # positions a turn of the decode loop covers, at most
 
 def attend(
     q: jax.Array,
-    k: jax.Array,
+    k: jax.Array | None,
     v: jax.Array | None,
     cache: LayerCache,
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    """q [T, H, D], k and v [T, K, D], sinks [H]; returns ([T, H, D], cache). Padding tokens get finite values of no meaning.
+    """q [T, H, D], k and v [T, K, D], sinks and slopes [H]; returns ([T, H, D], cache). Padding tokens get finite values of no meaning.
 
     T == R means a step of decodes only: no prompt code is traced then.
     """
     cache = write_pages(cache, k, v, metadata)
     num_rows = metadata.num_rows
     if metadata.num_tokens == num_rows:
-        return _decode(q, cache, metadata, spec, sinks), cache
-    padded = jnp.pad(_decode(q[:num_rows], cache, metadata, spec, sinks), ((0, q.shape[0] - num_rows), (0, 0), (0, 0)))
-    return _prefill(q, padded, cache, metadata, spec, sinks), cache
+        return _decode(q, cache, metadata, spec, sinks, slopes), cache
+    padded = jnp.pad(_decode(q[:num_rows], cache, metadata, spec, sinks, slopes), ((0, q.shape[0] - num_rows), (0, 0), (0, 0)))
+    return _prefill(q, padded, cache, metadata, spec, sinks, slopes), cache
 
 
 def cache_shapes(num_pages: int, page_size: int, layer: CacheLayer, dtype: jnp.dtype) -> LayerCache:
@@ -80,7 +81,14 @@ def _scores(q: jax.Array, k: jax.Array, spec: AttendSpec) -> jax.Array:
     return scores
 
 
-def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec, sinks: jax.Array | None) -> jax.Array:
+def _decode(
+    q: jax.Array,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    spec: AttendSpec,
+    sinks: jax.Array | None,
+    slopes: jax.Array | None,
+) -> jax.Array:
     """q [R, H, D], one query a row; rows past num_decodes give zeros. Returns [R, H, D]."""
     num_rows, num_heads, head_dim = q.shape
     num_kv, size = cache.k.shape[1], cache.page_size
@@ -103,6 +111,9 @@ def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: 
         scores = _scores(grouped[row], cache.k[page], spec)  # [W, K, G, S]
 
         position = index[:, None] * size + jnp.arange(size)
+        if slopes is not None:
+            distance = position - lens[row][:, None] + 1
+            scores += slopes.reshape(num_kv, -1, 1) * distance[:, None, None]
         listed = item < ends[-1]
         visible = (position < lens[row][:, None]) & (position >= first_position[row][:, None]) & listed[:, None]
         scores = jnp.where(visible[:, None, None], scores, _MASKED)
@@ -133,7 +144,13 @@ def _decode(q: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: 
 
 
 def _prefill(
-    q: jax.Array, out: jax.Array, cache: LayerCache, metadata: AttentionMetadata, spec: AttendSpec, sinks: jax.Array | None
+    q: jax.Array,
+    out: jax.Array,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    spec: AttendSpec,
+    sinks: jax.Array | None,
+    slopes: jax.Array | None,
 ) -> jax.Array:
     """Fill `out` [T, H, D] at the tokens of rows from num_decodes on; q [T, H, D]. Each row is cut into large tiles, and its rest into
     small ones.
@@ -147,9 +164,9 @@ def _prefill(
     # A small tile may reach past its row. What it writes there is overwritten by the next row's tiles, which come later (large ones last,
     # since they end within their row), or lies in this padding.
     q, out = (jnp.pad(x, ((0, small), (0, 0), (0, 0))) for x in (q, out))
-    out = _fill_tiles(q, out, cache, metadata, spec, sinks, small, (q_lens - base + small - 1) // small, base)
+    out = _fill_tiles(q, out, cache, metadata, spec, sinks, slopes, small, (q_lens - base + small - 1) // small, base)
     if num_tokens >= _LARGE_TILE:
-        out = _fill_tiles(q, out, cache, metadata, spec, sinks, _LARGE_TILE, num_large, jnp.zeros_like(base))
+        out = _fill_tiles(q, out, cache, metadata, spec, sinks, slopes, _LARGE_TILE, num_large, jnp.zeros_like(base))
     return out[:num_tokens]
 
 
@@ -160,6 +177,7 @@ def _fill_tiles(
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None,
+    slopes: jax.Array | None,
     tile: int,
     counts: jax.Array,
     bases: jax.Array,
@@ -195,6 +213,8 @@ def _fill_tiles(
             if spec.window is not None:
                 visible &= key_position[None] >= first_visible(position, spec)[:, None]
             scores = _scores(queries, keys, spec).reshape(num_kv, group, tile, block)
+            if slopes is not None:
+                scores += slopes.reshape(num_kv, group, 1, 1) * (key_position[None] - position[:, None])
             scores = jnp.where(visible, scores, _MASKED).reshape(num_kv, group * tile, block)
             top = jnp.maximum(state.top, scores.max(-1))
             weights = jnp.exp(scores - top[..., None])
