@@ -126,6 +126,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
 class CacheKind(enum.StrEnum):
     FULL = "full"
     SLIDING_WINDOW = "sliding_window"
+    RECURRENT = "recurrent"
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,17 @@ class CacheGroup:
     """Layers that keep the same positions and therefore share one page table.
 
     `window` is the number of positions a query sees, itself included (None for full attention). `num_pages` counts page 0, the sink.
+
+    Where the kind is `recurrent`, a page holds the state of a sequence instead of its positions: page k of a table is that after the
+    positions computed so far of [k * interval, (k + 1) * interval). Steps end at the latest where an interval does, so that each table
+    entry ends as a snapshot that others may start from. A step at position p reads the page of p - 1 (none: zeros) and writes that of p.
     """
 
     kind: CacheKind
     layers: tuple[int, ...]
     num_pages: int
     window: int | None = None
+    interval: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,10 @@ class CacheSpec:
 
     page_size: int
     groups: tuple[CacheGroup, ...]
+
+    def positions_per_page(self, group: CacheGroup) -> int:
+        """Positions that an entry of the group's page tables stands for, a multiple of the page size."""
+        return group.interval or self.page_size
 
 
 @dataclass(slots=True)

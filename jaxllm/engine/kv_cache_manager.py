@@ -1,10 +1,10 @@
-"""Pages of requests over all cache groups: growth, windows, prefix hits and release."""
+"""Pages of requests over all cache groups: growth, windows, states, prefix hits and release."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxllm.core_types import CacheGroup, CacheSpec
+from jaxllm.core_types import CacheGroup, CacheKind, CacheSpec
 from jaxllm.engine.block_pool import SINK_PAGE, BlockPool
 from jaxllm.engine.prefix_cache import PrefixCache, chain_root, extend_chain
 from jaxllm.engine.request import Request
@@ -24,31 +24,54 @@ class PrefixHit:
 
 
 class _Group:
-    """One cache group: its pool, what is cached in it, and its window."""
+    """One cache group: its pool, what is cached in it, and its window.
 
-    def __init__(self, group: CacheGroup):
-        self.window = group.window
+    `size` is the number of positions that a table entry stands for: `stride` pages of the prefix chain, whose last hash names the entry.
+    """
+
+    def __init__(self, group: CacheGroup, spec: CacheSpec):
+        self.is_recurrent = group.kind is CacheKind.RECURRENT
+        # A step at position p needs the state after p - 1 and writes the one after p: as if it saw two positions.
+        self.window = 2 if self.is_recurrent else group.window
+        self.size = spec.positions_per_page(group)
+        self.stride = self.size // spec.page_size
         self.cache = PrefixCache()
         self.pool = BlockPool(group.num_pages, self.cache.forget_page)
 
-    def first_needed(self, position: int, page_size: int) -> int:
-        """Index of the first page that a query at `position` sees."""
-        return 0 if self.window is None else max(0, position - self.window + 1) // page_size
+    def num_pages(self, num_positions: int) -> int:
+        """Table entries that so many positions need."""
+        return -(-num_positions // self.size)
 
-    def longest_hit(self, hashes: list[bytes], num_pages: int, page_size: int) -> int:
-        """The most leading pages, at most `num_pages`, that a request could start behind as far as this group goes."""
+    def first_needed(self, position: int) -> int:
+        """Index of the first page that a query at `position` sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // self.size
+
+    def name(self, hashes: list[bytes], index: int) -> bytes:
+        """The hash of the prefix that the table entry ends."""
+        return hashes[(index + 1) * self.stride - 1]
+
+    def longest_hit(self, hashes: list[bytes], num_hashes: int) -> int:
+        """The most leading hashes, at most `num_hashes`, that a request could start behind as far as this group goes."""
         if self.window is None:
-            for index in range(num_pages):
+            for index in range(num_hashes):
                 if self.cache.get(hashes[index]) is None:
                     return index
-            return num_pages
-        end = num_pages
+            return num_hashes
+        end = num_hashes // self.stride
         index = end - 1
-        while end > 0 and index >= self.first_needed(end * page_size, page_size):
-            if self.cache.get(hashes[index]) is None:
+        while end > 0 and index >= self.first_needed(end * self.size):
+            if self.cache.get(self.name(hashes, index)) is None:
                 end = index
             index -= 1
-        return max(end, 0)
+        return max(end, 0) * self.stride
+
+    def cached_pages(self, hashes: list[bytes], num_hashes: int) -> list[int]:
+        """The table of a request that starts behind a hit of so many hashes."""
+        count = num_hashes // self.stride
+        first = min(self.first_needed(count * self.size), count)
+        pages = [self.cache.get(self.name(hashes, index)) for index in range(first, count)]
+        assert None not in pages, "longest_hit has seen these pages"
+        return [SINK_PAGE] * first + [page for page in pages if page is not None]
 
 
 class KVCacheManager:
@@ -62,7 +85,10 @@ class KVCacheManager:
     def __init__(self, spec: CacheSpec, *, enable_prefix_caching: bool = True):
         self.page_size = spec.page_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._groups = [_Group(group) for group in spec.groups]
+        self._groups = [_Group(group, spec) for group in spec.groups]
+        self._recurrent = [g for g, group in enumerate(self._groups) if group.is_recurrent]
+        self._interval = next((self._groups[g].size for g in self._recurrent), None)
+        self._stride = max(group.stride for group in self._groups)
         self._no_new_pages: list[list[int]] = [[] for _ in spec.groups]
         # Part of every chain, so that nothing computed before a reset is ever found after it.
         self._epoch = 0
@@ -85,8 +111,8 @@ class KVCacheManager:
         """Positions that one request alone can keep; None where windows bound it whatever its length."""
         limits = []
         for group in self._groups:
-            if group.window is None or group.pool.num_usable < -(-(group.window - 1) // self.page_size) + 1:
-                limits.append(group.pool.num_usable * self.page_size)
+            if group.window is None or group.pool.num_usable < group.num_pages(group.window - 1) + 1:
+                limits.append(group.pool.num_usable * group.size)
         return min(limits, default=None)
 
     # ------------------------------------------------------------------ prefix cache
@@ -102,18 +128,10 @@ class KVCacheManager:
         while num_pages != before:
             before = num_pages
             for group in self._groups:
-                num_pages = group.longest_hit(hashes, num_pages, self.page_size)
-        pending = num_pages < limit and hashes[num_pages] in self._pending
-        return PrefixHit(num_pages * self.page_size, [self._cached_pages(group, hashes, num_pages) for group in self._groups], pending)
-
-    def _cached_pages(self, group: _Group, hashes: list[bytes], num_pages: int) -> list[int]:
-        first = group.first_needed(num_pages * self.page_size, self.page_size)
-        pages = [SINK_PAGE] * min(first, num_pages)
-        for page_hash in hashes[first:num_pages]:
-            page = group.cache.get(page_hash)
-            assert page is not None, "longest_hit has seen this page"
-            pages.append(page)
-        return pages
+                num_pages = group.longest_hit(hashes, num_pages)
+        following = num_pages + self._stride
+        pending = following <= limit and hashes[following - 1] in self._pending
+        return PrefixHit(num_pages * self.page_size, [group.cached_pages(hashes, num_pages) for group in self._groups], pending)
 
     def register(self, request: Request) -> None:
         """Make the request's full pages, as far as they are computed and their tokens known, findable by later steps."""
@@ -125,8 +143,8 @@ class KVCacheManager:
             return
         hashes = self._hashes(request)
         for group, table in zip(self._groups, request.page_ids, strict=True):
-            for index in range(start, num_full):
-                if table[index] != SINK_PAGE and group.cache.put(hashes[index], table[index]):
+            for index in range(start // group.stride, num_full // group.stride):
+                if table[index] != SINK_PAGE and group.cache.put(group.name(hashes, index), table[index]):
                     group.pool.mark_cached(table[index])
         self._settle_pending(request, num_full)
         request.num_registered = num_full
@@ -184,26 +202,26 @@ class KVCacheManager:
         Returns:
             The number of tokens that the first step can compute, 0 where the request must wait.
         """
-        num_hit = hit.num_tokens // self.page_size
+        num_new = self._until_snapshot(hit.num_tokens, num_new)
         for group, pages in zip(self._groups, hit.page_ids, strict=True):
             revived = sum(1 for page in pages if page != SINK_PAGE and group.pool.ref_count(page) == 0)
             free = group.pool.num_free - revived - int(reserve * group.pool.num_usable)
             if group.window is None:
-                if self._num_pages(len(request.token_ids)) - num_hit > free:
+                if group.num_pages(len(request.token_ids)) - len(pages) > free:
                     return 0
             else:
-                num_new = min(num_new, free * self.page_size)
+                num_new = min(num_new, free * group.size)
         if num_new <= 0:
             return 0
         for g, (group, pages) in enumerate(zip(self._groups, hit.page_ids, strict=True)):
             group.pool.share(page for page in pages if page != SINK_PAGE)
             end = len(request.token_ids) if group.window is None else hit.num_tokens + num_new
-            request.page_ids[g] = pages + group.pool.allocate(self._num_pages(end) - num_hit)
-            request.first_page[g] = min(group.first_needed(hit.num_tokens, self.page_size), num_hit)
+            request.page_ids[g] = pages + group.pool.allocate(group.num_pages(end) - len(pages))
+            request.first_page[g] = min(group.first_needed(hit.num_tokens), len(pages))
         request.num_computed = hit.num_tokens
         request.num_sent = [0] * len(self._groups)
-        request.capacity = min(map(len, request.page_ids)) * self.page_size
-        request.num_registered = num_hit
+        request.capacity = self._capacity(request)
+        request.num_registered = num_hit = hit.num_tokens // self.page_size
         if self.enable_prefix_caching:
             hashes = self._hashes(request)
             request.num_pending = len(hashes)
@@ -213,25 +231,41 @@ class KVCacheManager:
 
     def grow(self, request: Request, num_new: int) -> int:
         """Make room for the next `num_new` tokens; returns how many fit, which may be fewer, down to 0."""
+        num_new = self._until_snapshot(request.num_computed, num_new)
         if request.num_computed + num_new <= request.capacity:
             return num_new
         self.register(request)
         for g, group in enumerate(self._groups):
             if group.window is not None:
                 self._free_behind_window(request, g)
-            num_new = min(num_new, (len(request.page_ids[g]) + group.pool.num_free) * self.page_size - request.num_computed)
+            num_new = min(num_new, (len(request.page_ids[g]) + group.pool.num_free) * group.size - request.num_computed)
         if num_new <= 0:
             return 0
-        wanted = self._num_pages(request.num_computed + num_new)
         for group, table in zip(self._groups, request.page_ids, strict=True):
+            wanted = group.num_pages(request.num_computed + num_new)
             if len(table) < wanted:
                 table.extend(group.pool.allocate(wanted - len(table)))
-        request.capacity = min(map(len, request.page_ids)) * self.page_size
+        request.capacity = self._capacity(request)
         return num_new
+
+    def advance(self, request: Request, num_new: int) -> None:
+        """The step at hand computes `num_new` tokens more; later steps find what it fills."""
+        request.num_computed += num_new
+        self.register(request)
+        # States are large: one that later steps do not start from goes at once, not when the next page is needed.
+        for g in self._recurrent:
+            self._free_behind_window(request, g)
+
+    def _until_snapshot(self, start: int, num_new: int) -> int:
+        """Of `num_new` tokens from position `start` on, those that a step may compute: none beyond the end of an interval."""
+        return num_new if self._interval is None else min(num_new, self._interval - start % self._interval)
+
+    def _capacity(self, request: Request) -> int:
+        return min(len(table) * group.size for group, table in zip(self._groups, request.page_ids, strict=True))
 
     def _free_behind_window(self, request: Request, g: int) -> None:
         table = request.page_ids[g]
-        first = min(self._groups[g].first_needed(request.num_computed, self.page_size), len(table))
+        first = min(self._groups[g].first_needed(request.num_computed), len(table))
         behind = range(request.first_page[g], first)
         self._groups[g].pool.free([table[index] for index in behind])
         for index in behind:
@@ -261,6 +295,3 @@ class KVCacheManager:
         request.capacity = 0
         request.num_registered = 0
         request.num_pending = 0
-
-    def _num_pages(self, num_positions: int) -> int:
-        return -(-num_positions // self.page_size)

@@ -388,10 +388,9 @@ class Scheduler:
                 if bans != request.sent_bans:
                     step.banned_token_ids[request.slot] = request.sent_bans = bans
             step.rows.append(ScheduledRow(request.slot, start, num_new, samples, new_pages))
-            request.num_computed += num_new
             request.num_in_flight += samples
             request.num_steps_in_flight += 1
-            self.kv.register(request)
+            self.kv.advance(request, num_new)
         self._steps[step.step_id] = list(order)
         return step
 

@@ -25,10 +25,20 @@ def alone(prompt: Sequence[int], count: int, *, vocab: int = VOCAB) -> list[int]
     return tokens[len(prompt) :]
 
 
-def cache_spec(page_size: int = 4, num_pages: int = 33, windows: Sequence[tuple[int, int]] = (), full: bool = True) -> CacheSpec:
-    """A full group of `num_pages` (unless full=False) and one window group for each (window, num_pages)."""
+def cache_spec(
+    page_size: int = 4,
+    num_pages: int = 33,
+    windows: Sequence[tuple[int, int]] = (),
+    full: bool = True,
+    states: tuple[int, int] | None = None,
+) -> CacheSpec:
+    """A full group of `num_pages` (unless full=False), one window group for each (window, num_pages), and a recurrent one where `states`
+    is (interval, num_pages).
+    """
     groups = [CacheGroup(CacheKind.FULL, (0,), num_pages)] if full else []
     groups += [CacheGroup(CacheKind.SLIDING_WINDOW, (i + 1,), pages, window) for i, (window, pages) in enumerate(windows)]
+    if states is not None:
+        groups.append(CacheGroup(CacheKind.RECURRENT, (len(groups) + 1,), states[1], interval=states[0]))
     return CacheSpec(page_size, tuple(groups))
 
 
@@ -44,6 +54,8 @@ class _Slot:
         self.bans: set[int] = set()
         # Ids that the step at hand allows, ascending; None for all.
         self.allowed: list[int] | None = None
+        # By recurrent group: what the state has seen after the step at hand.
+        self.seen: dict[int, list[int]] = {}
 
 
 class _Handle:
@@ -97,7 +109,9 @@ class MockRunner:
     ):
         self.cache_spec = spec
         self.model, self.fail_execute, self.fail_compute, self.row_error = model, fail_execute, fail_compute, row_error
-        # pages[g][page id] = token id at each position of the page, and how many tokens came before it in its sequence.
+        # pages[g][page id] = token id at each position of the page, and how many tokens came before it in its sequence; the page of a
+        # recurrent group is in `states`, all the tokens that the state has seen.
+        self.states: dict[tuple[int, int], list[int]] = {}
         self.pages: list[list[list[tuple[int, int] | None]]] = [
             [[None] * spec.page_size for _ in range(group.num_pages)] for group in spec.groups
         ]
@@ -137,14 +151,33 @@ class MockRunner:
             for g, pages in enumerate(row.new_page_ids):
                 assert not (pages and row.slot in new_slots)
                 slot.table[g].extend(pages)
-            self._write(slot, row.start, row.num_tokens)
+        for row in step.rows:
+            self._read_states(self.slots[row.slot], row.start, row.num_tokens)
+        for row in step.rows:
+            self._write(self.slots[row.slot], row.start, row.num_tokens)
         # Reading only after all writes of the step: a page shared wrongly has been overwritten by now.
         return StepResult([self._read(self.slots[row.slot], row) for row in step.rows], num_padded_tokens=step.num_tokens)
 
+    def _read_states(self, slot: _Slot, start: int, count: int) -> None:
+        for g, group in enumerate(self.cache_spec.groups):
+            if group.interval is not None:
+                before = self.states[g, slot.table[g][(start - 1) // group.interval]] if start else []
+                slot.seen[g] = before + slot.tokens[start : start + count]
+
     def _write(self, slot: _Slot, start: int, count: int) -> None:
         size = self.cache_spec.page_size
+        for g, seen in slot.seen.items():
+            group = self.cache_spec.groups[g]
+            assert group.interval is not None
+            entry = start // group.interval
+            assert (start + count - 1) // group.interval == entry, "a step across a snapshot"
+            page = slot.table[g][entry]
+            assert 0 < page < group.num_pages, f"write to state page {page}"
+            self.states[g, page] = seen
         for position in range(start, start + count):
             for g, group in enumerate(self.cache_spec.groups):
+                if group.interval is not None:
+                    continue
                 page = slot.table[g][position // size]
                 assert 0 < page < group.num_pages, f"write to page {page}"
                 self.pages[g][page][position % size] = (position, slot.tokens[position])
@@ -154,6 +187,10 @@ class MockRunner:
         size = self.cache_spec.page_size
         prefix = slot.tokens[:end]
         for g, group in enumerate(self.cache_spec.groups):
+            if group.interval is not None:
+                if slot.seen[g][:end] != slot.tokens[:end]:
+                    prefix = [-1] * end
+                continue
             first = 0 if group.window is None else max(0, end - group.window)
             for position in range(first, end):
                 page = slot.table[g][position // size]

@@ -28,7 +28,7 @@ class _Traffic:
 
     def spec(self) -> CacheSpec:
         page_size = self.random.choice([2, 4, 8])
-        shape = self.random.choice(["full", "mixed", "window", "three"])
+        shape = self.random.choice(["full", "mixed", "window", "three", "state", "hybrid", "all"])
         full_pages = self.random.randint(80 // page_size, 240 // page_size)
 
         def window() -> tuple[int, int]:
@@ -38,8 +38,15 @@ class _Traffic:
 
         if shape == "full":
             return cache_spec(page_size, full_pages)
+        states = (page_size * self.random.randint(1, 4), self.random.randint(3, 30))
         if shape == "window":
             return cache_spec(page_size, 0, [window()], full=False)
+        if shape == "state":
+            return cache_spec(page_size, 0, full=False, states=states)
+        if shape == "hybrid":
+            return cache_spec(page_size, full_pages, states=states)
+        if shape == "all":
+            return cache_spec(page_size, full_pages, [window()], states=states)
         return cache_spec(page_size, full_pages, [window() for _ in range(1 if shape == "mixed" else 2)])
 
     def prompt(self) -> list[int]:
@@ -146,12 +153,13 @@ PROMPTS = [[3 * i % VOCAB for i in range(length)] for length in (1, 7, 40, 61, 6
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 @pytest.mark.parametrize("chunk", [16, 64, 512])
 @pytest.mark.parametrize("num_pages", [18, 400])
+@pytest.mark.parametrize("states", [None, (32, 4), (16, 60)])
 def test_greedy_tokens_do_not_depend_on_how_they_are_computed(
-    overlapped: bool, enable_prefix_caching: bool, chunk: int, num_pages: int
+    overlapped: bool, enable_prefix_caching: bool, chunk: int, num_pages: int, states: tuple[int, int] | None
 ) -> None:
-    """18 pages of 8 hold one long request and a bit: everybody is preempted some time."""
+    """18 pages of 8 hold one long request and a bit, and 4 state pages even less: everybody is preempted some time."""
     core = make_core(
-        cache_spec(8, num_pages, [(20, num_pages)]),
+        cache_spec(8, num_pages, [(20, num_pages)], states=states),
         overlapped=overlapped,
         enable_prefix_caching=enable_prefix_caching,
         max_num_batched_tokens=chunk,
@@ -166,5 +174,5 @@ def test_greedy_tokens_do_not_depend_on_how_they_are_computed(
         preemptions += outputs.stats.num_preemptions
         collected.take(outputs.outputs)
     assert collected.tokens == {str(i): alone(prompt, 40) for i, prompt in enumerate(PROMPTS)}
-    assert (preemptions > 0) == (num_pages == 18)
+    assert (preemptions > 0) == (num_pages == 18 or (states is not None and states[1] == 4))
     check_empty(core.scheduler)

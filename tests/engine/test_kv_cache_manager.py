@@ -18,8 +18,7 @@ def _compute(kv: KVCacheManager, request: Request, chunk: int = 1000) -> Request
     hit = kv.find_prefix(request)
     num_new = kv.admit(request, hit, min(chunk, len(request.token_ids) - hit.num_tokens), reserve=0.0)
     while num_new:
-        request.num_computed += num_new
-        kv.register(request)
+        kv.advance(request, num_new)
         num_new = kv.grow(request, min(chunk, len(request.token_ids) - request.num_computed))
     assert request.num_computed == len(request.token_ids)
     return request
@@ -94,7 +93,7 @@ def test_a_hit_needs_only_the_window_of_a_window_group() -> None:
 def test_a_hit_must_hold_for_every_group() -> None:
     # The window pool keeps only its newest pages: the full group remembers more than can be used.
     kv = _served(cache_spec(4, 33, [(8, 5)]), list(range(100, 160)), chunk=4)
-    full = kv._groups[0].longest_hit(_hashes(kv, list(range(100, 160))), 14, 4)
+    full = kv._groups[0].longest_hit(_hashes(kv, list(range(100, 160))), 14)
     assert full == 14
     assert kv.find_prefix(_request(kv, list(range(100, 130)))).num_tokens == 0
     assert kv.find_prefix(_request(kv, list(range(100, 160)))).num_tokens == 56
@@ -206,3 +205,46 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     kv = KVCacheManager(cache_spec(4), enable_prefix_caching=False)
     kv.free(_compute(kv, _request(kv, TOKENS)))
     assert kv.find_prefix(_request(kv, TOKENS)).num_tokens == 0
+
+
+STATES = cache_spec(4, 33, states=(8, 9))
+
+
+def test_a_request_owns_one_state_and_leaves_snapshots_at_every_interval() -> None:
+    kv = KVCacheManager(STATES)
+    request = _compute(kv, _request(kv, [*TOKENS, 1, 2]))
+    full, states = request.page_ids
+    assert all(full)
+    assert [page > 0 for page in states] == [False, False, True]
+    # What 16 tokens left behind is free to take, and found as long as nobody does.
+    assert kv.num_free_pages() == [32 - 5, 8 - 1]
+    assert kv.find_prefix(_request(kv, [*TOKENS, 9])).num_tokens == 16
+
+
+def test_a_hit_ends_where_a_snapshot_exists() -> None:
+    kv = _served(STATES, TOKENS)
+    hits = {length: kv.find_prefix(_request(kv, [*TOKENS, 1, 2, 3, 4][:length])).num_tokens for length in (8, 9, 15, 16, 17, 20)}
+    assert hits == {8: 0, 9: 8, 15: 8, 16: 8, 17: 16, 20: 16}
+    hit = kv.find_prefix(_request(kv, [*TOKENS, 1]))
+    assert [page > 0 for page in hit.page_ids[1]] == [False, True]
+
+
+def test_no_step_computes_across_a_snapshot() -> None:
+    kv = KVCacheManager(STATES)
+    request = _request(kv, [*TOKENS, 1, 2])
+    steps = [kv.admit(request, kv.find_prefix(request), 5, reserve=0.0)]
+    while request.num_computed + steps[-1] < len(request.token_ids):
+        kv.advance(request, steps[-1])
+        steps.append(kv.grow(request, len(request.token_ids) - request.num_computed))
+    assert steps == [5, 3, 8, 2]
+
+
+def test_a_state_that_is_being_computed_is_worth_waiting_for() -> None:
+    kv = KVCacheManager(STATES)
+    first = _request(kv, [*TOKENS, 1])
+    kv.advance(first, kv.admit(first, kv.find_prefix(first), 4, reserve=0.0))
+    # The first page of four tokens is there, but no state to go with it.
+    assert kv.find_prefix(_request(kv, TOKENS)).pending
+    assert not kv.find_prefix(_request(kv, TOKENS[:8])).pending
+    kv.advance(first, kv.grow(first, 4))
+    assert kv.find_prefix(_request(kv, TOKENS[:9])).num_tokens == 8
