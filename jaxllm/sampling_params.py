@@ -32,16 +32,21 @@ class RequestOutputKind(enum.IntEnum):
 
 
 class ReasoningMarks(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Reasoning that comes before a constrained output: free text up to one of `ends`, after one of `starts`.
+    """Reasoning that comes before the answer: free text up to one of `ends`, after one of `starts`.
 
     `is_open`: the prompt holds the start already, so the reasoning must come; else it may. `newlines`: up to two may follow it, which
-    whoever reads the answer leaves out.
+    whoever reads the answer leaves out. `anywhere`: it may come again later. `closing`: what ends it where it must.
     """
 
     starts: list[str]
     ends: list[str]
     is_open: bool = False
     newlines: bool = False
+    anywhere: bool = False
+    closing: str = ""
+
+    # Filled in by the input processor: the tokens of `closing`.
+    closing_ids: list[int] = []
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -159,6 +164,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
+
+    # Set by the server where the model's reasoning is known, never by users.
+    reasoning_marks: ReasoningMarks | None = None
 
     # Filled in by the input processor, never by users: token sequences of `bad_words`, every id that ends the request, and the grammar
     # (in llguidance's notation) that `structured_outputs` comes to.
@@ -188,6 +197,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         self.bad_words = list(self.bad_words or ())
         if self.seed == -1:
             self.seed = None
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         if self.logprobs is True:
             self.logprobs = 1
         if self.prompt_logprobs is True:
@@ -226,6 +237,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _require_int(name, getattr(self, name), lambda v: v >= -1, "an integer of at least 0, or -1 for all")
+        if self.thinking_token_budget is not None:
+            _require_int("thinking_token_budget", self.thinking_token_budget, lambda v: v >= 0, "an integer of at least 0, or -1 for none")
         self._check_lists()
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise InvalidRequestError(

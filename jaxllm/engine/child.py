@@ -78,7 +78,7 @@ def _run(line: bytes) -> int:
     from jaxllm.engine import wire
     from jaxllm.logging import configure_logging
 
-    configure_logging(start.log_level)
+    configure_logging(start.log_level, start.log_format)
 
     context = zmq.Context()
     to_engine, from_engine = context.socket(zmq.PULL), context.socket(zmq.PUSH)

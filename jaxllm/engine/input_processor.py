@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from jaxllm.core_types import EngineInfo, EngineRequest
 from jaxllm.engine.generation_config import GenerationDefaults
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.sampling_params import MAX_BAD_WORD_SEQUENCES, MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from jaxllm.sampling_params import MAX_BAD_WORD_SEQUENCES, MAX_LOGIT_BIAS_ENTRIES, ReasoningMarks, SamplingParams
 from jaxllm.text.grammar import output_grammar
 from jaxllm.text.grammar_compiler import grammar_compiler
 
@@ -212,6 +214,7 @@ class InputProcessor:
             self._grammars.check(grammar, self._defaults.eos_token_ids)
         return params.clone(
             max_tokens=max_tokens,
+            reasoning_marks=self._marks(params),
             # More than all is all.
             top_k=min(params.top_k, self._info.vocab_size),
             bad_words_token_ids=bad_words or None,
@@ -220,6 +223,19 @@ class InputProcessor:
             structured_outputs=None,
             output_grammar=grammar,
         )
+
+    def _marks(self, params: SamplingParams) -> ReasoningMarks | None:
+        """What a budget of reasoning needs to know; None without one."""
+        if params.thinking_token_budget is None:
+            return None
+        marks = params.reasoning_marks
+        if marks is None:
+            raise InvalidRequestError(
+                "thinking_token_budget needs a model whose reasoning is read; start the server with --reasoning-parser",
+                param="thinking_token_budget",
+                value=params.thinking_token_budget,
+            )
+        return msgspec.structs.replace(marks, closing_ids=self._encode(marks.closing, False))
 
     def _special_id(self, text: str) -> int | None:
         token_id = self._tokenizer.token_to_id(text)

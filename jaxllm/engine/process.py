@@ -25,7 +25,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.core_types import EngineInfo, EngineOutputs
 from jaxllm.engine import wire
 from jaxllm.errors import EngineDeadError, JaxllmError
-from jaxllm.logging import current_level
+from jaxllm.logging import current_format, current_level
 
 # How often the reader looks whether the engine process is still there while it sends nothing.
 _LIVENESS_MS = 250
@@ -202,6 +202,7 @@ class EngineProcess:
             to_engine=self._addresses[0],
             from_engine=self._addresses[1],
             log_level=current_level(),
+            log_format=current_format(),
         )
         # A process group of its own: Ctrl-C in the terminal is for the parent, which then stops the engine in order.
         process = subprocess.Popen([sys.executable, "-P", "-c", command], stdin=subprocess.PIPE, process_group=0)

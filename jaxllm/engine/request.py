@@ -7,6 +7,7 @@ import hashlib
 
 from jaxllm.core_types import EngineRequest, TokenLogprobs
 from jaxllm.engine.structured_output import OutputGrammar
+from jaxllm.engine.thinking import ThinkingBudget
 
 
 class Status(enum.IntEnum):
@@ -62,6 +63,7 @@ class Request:
         "slot",
         "status",
         "stop_ids",
+        "thinking",
         "token_ids",
     )
 
@@ -75,6 +77,7 @@ class Request:
         num_groups: int,
         seed: int,
         grammar: OutputGrammar | None = None,
+        thinking: ThinkingBudget | None = None,
     ):
         params = request.sampling_params
         self.request_id = request.request_id
@@ -92,6 +95,7 @@ class Request:
         self.eos_ids = frozenset() if params.ignore_eos else frozenset(params.eos_token_ids)
         self.stop_ids = frozenset(params.stop_token_ids or ())
         self.grammar = grammar
+        self.thinking = thinking
         self.bad_word_sequences = [word for word in params.bad_words_token_ids or () if len(word) > 1]
         self.seed = params.seed if params.seed is not None else _derived_seed(seed, request.request_id)
         self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
@@ -126,7 +130,9 @@ class Request:
     @property
     def needs_last_token(self) -> bool:
         """Whether what may be sampled next depends on the token sampled last, so that the request waits for one in flight."""
-        return self.grammar is not None or bool(self.bad_word_sequences)
+        if self.grammar is not None or self.bad_word_sequences:
+            return True
+        return self.thinking is not None and self.thinking.is_due(self.num_in_flight)
 
     @property
     def num_outputs(self) -> int:

@@ -141,13 +141,14 @@ class Scheduler:
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting and max_num_queued_reqs={self.max_num_queued_reqs}; try again later"
             )
-        grammar = None
-        if request.sampling_params.output_grammar is not None:
+        grammar = thinking = None
+        params = request.sampling_params
+        if params.output_grammar is not None or params.thinking_token_budget is not None:
             if self.grammars is None:
-                raise InvalidRequestError(
-                    "this engine was started without a tokenizer, which structured outputs need", param="structured_outputs"
-                )
-            grammar = self.grammars.start(request.sampling_params)
+                name = "thinking_token_budget" if params.output_grammar is None else "structured_outputs"
+                raise InvalidRequestError(f"this engine was started without a tokenizer, which {name} needs", param=name)
+            grammar = self.grammars.start(params) if params.output_grammar is not None else None
+            thinking = self.grammars.budget(params) if params.thinking_token_budget is not None else None
         self._sequence += 1
         entry = Request(
             request,
@@ -157,6 +158,7 @@ class Scheduler:
             num_groups=self.kv.num_groups,
             seed=self.seed,
             grammar=grammar,
+            thinking=thinking,
         )
         self._requests[entry.request_id] = entry
         self._waiting.push(entry)
@@ -340,12 +342,17 @@ class Scheduler:
         self._waiting.push(request)
 
     def _masks(self, plan: dict[Request, int]) -> dict[Request, np.ndarray]:
-        """What rows with a grammar may sample. Requests for which nothing is left end here: done where the grammar may end."""
-        sampling = [
-            request
-            for request, num_new in plan.items()
-            if request.grammar is not None and request.num_computed + num_new == request.num_tokens
-        ]
+        """What rows with a grammar may sample, and those whose reasoning has to end."""
+        sampling = [request for request, num_new in plan.items() if request.num_computed + num_new == request.num_tokens]
+        masks = self._grammar_masks([request for request in sampling if request.grammar is not None], plan)
+        for request in sampling:
+            if request in plan and request.thinking is not None and (token_id := request.thinking.forced) is not None:
+                assert self.grammars is not None
+                masks[request] = self.grammars.only(token_id)
+        return masks
+
+    def _grammar_masks(self, sampling: list[Request], plan: dict[Request, int]) -> dict[Request, np.ndarray]:
+        """Masks of the requests' grammars. Those for which nothing is left end here: done where the grammar may end."""
         if not sampling:
             return {}
         assert self.grammars is not None
@@ -446,6 +453,8 @@ class Scheduler:
         token = result.token_id
         assert token is not None
         request.token_ids.append(token)
+        if request.thinking is not None:
+            request.thinking.accept(token)
         if request.grammar is not None and (error := request.grammar.accept(token)) is not None:
             return self._fail(request, f"the sampled token {token} does not fit the output grammar: {error}")
         reason, stop_reason = self._reason_to_stop(request, token)

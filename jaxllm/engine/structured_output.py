@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxllm.engine.thinking import ThinkingBudget
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class OutputGrammar:
 
 
 class GrammarMasks:
-    """Compiles the grammars of requests and computes their masks, on all cores.
+    """Compiles the grammars of requests and computes their masks, on all cores; and what else asks for masks.
 
     Args:
         compiler: of the model's tokenizer.
@@ -108,6 +109,14 @@ class GrammarMasks:
         """Begin to compile the grammar of a request."""
         assert params.output_grammar is not None
         return OutputGrammar(self._compiler.submit(params.output_grammar, params.eos_token_ids), params)
+
+    def budget(self, params: SamplingParams) -> ThinkingBudget:
+        """Follow the reasoning of a request that may only take so long."""
+        return ThinkingBudget(params, self._compiler.token_bytes)
+
+    def only(self, token_id: int) -> np.ndarray:
+        """[ceil(V / 32)] uint32 that lets one token come."""
+        return mask_of([token_id], -(-self._vocab_size // 32))
 
     def masks(self, grammars: Sequence[OutputGrammar]) -> list[np.ndarray]:
         """[ceil(V / 32)] uint32 for each: the ids that may come next, bit by bit, lowest first."""

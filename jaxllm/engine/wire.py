@@ -11,6 +11,7 @@ import msgspec
 from jaxllm import errors
 from jaxllm.core_types import EngineInfo, EngineOutputs, EngineRequest
 from jaxllm.errors import EngineDeadError, JaxllmError
+from jaxllm.logging import LogFormat
 
 
 class ToEngine(bytes, enum.Enum):
@@ -41,8 +42,9 @@ class StartMessage(msgspec.Struct, kw_only=True):
     socket_dir: str
     to_engine: str
     from_engine: str
-    # From which level the child shows its log lines: the parent's.
+    # How the child shows its log lines, and from which level: as the parent does.
     log_level: int
+    log_format: LogFormat = "text"
 
 
 class Call(msgspec.Struct, array_like=True):

@@ -16,22 +16,18 @@ from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.server.responses import Usage
 from jaxllm.server.sampling import chat_params
 from jaxllm.server.state import ServerState
-from jaxllm.server.structured import after_reasoning, constraint_field
+from jaxllm.server.structured import constraint_field, with_reasoning
 
 
 class Answering:
-    """The engine's job for a conversation, and the parts of its answers: text, reasoning and tool calls.
+    """The engine's job for a conversation, and the parts of its answers: text, reasoning and tool calls."""
 
-    Args:
-        cached_tokens: count the prompt's tokens that were found in the prefix cache.
-    """
-
-    def __init__(self, job: Job, body: ChatCompletionRequest, plan: AnswerPlan, *, cached_tokens: bool):
+    def __init__(self, job: Job, body: ChatCompletionRequest, plan: AnswerPlan):
         self.job = job
         self.body = body
         self.plan = plan
         self._readers: dict[int, AnswerReader] = {}
-        self._counter = UsageCounter(job, details=cached_tokens)
+        self._counter = UsageCounter(job)
 
     def count(self, output: RequestOutput) -> None:
         """Count the tokens of an output, once."""
@@ -67,7 +63,6 @@ async def open_answering(
     body: ChatCompletionRequest,
     *,
     prefix: str,
-    cached_tokens: bool,
     field_names: Mapping[str, str] | None = None,
 ) -> Answering:
     """Render a conversation and make a job of it; nothing runs yet.
@@ -86,13 +81,14 @@ async def open_answering(
     try:
         serving.model_name(body.model)
         plan = AnswerPlan(state, body)
-        params = chat_params(body, serving.engine.default_sampling_params, keep_special_tokens=plan.keeps_special_tokens)
+        defaults = serving.engine.default_sampling_params
+        params = chat_params(body, defaults, plan.constraint, keep_special_tokens=plan.keeps_special_tokens)
         prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
-        params = after_reasoning(params, plan.reasoning, prompt.text, continues=bool(body.continue_final_message))
+        params = with_reasoning(params, plan, prompt.text, continues=bool(body.continue_final_message))
     except InvalidRequestError as error:
-        raise in_other_words(error, field_names or {}) from error
+        raise in_other_words(error, names) from error
     job = new_job(state, request, body, prefix=prefix, prompts=[prompt], params=params, field_names=names)
-    return Answering(job, body, plan, cached_tokens=cached_tokens)
+    return Answering(job, body, plan)
 
 
 def in_other_words(error: InvalidRequestError, field_names: Mapping[str, str]) -> InvalidRequestError:

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.errors import NotSupportedError
 from jaxllm.outputs import CompletionOutput
 from jaxllm.server.parsers import ArgumentsDelta, Event, OutputParser, ReasoningDelta, ToolCallStart, opens_reasoning
+from jaxllm.server.parsers.grammar import PLAIN_CALLS
 from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.server.state import ServerState
+from jaxllm.server.structured import structured_outputs, with_calls
+from jaxllm.server.tools import tool_choice
 
 if TYPE_CHECKING:
     from jaxllm.server.generating import Prompt
@@ -27,26 +30,30 @@ class AnswerPlan:
 
     Raises:
         NotSupportedError: tools are to be called as the model likes, and the server was not started for it.
+        InvalidRequestError: the choice of tools or their parameters, or what constrains the output, is at fault.
     """
 
     def __init__(self, state: ServerState, body: ChatCompletionRequest):
         formats = state.serving.formats
         self._body = body
         self._tokenizer = state.serving.engine.tokenizer
-        wants_calls = bool(body.tools) and body.tool_choice in (None, "auto")
-        if wants_calls and (formats.tools is None or not state.config.enable_auto_tool_choice):
+        self.choice = tool_choice(body)
+        if self.choice.mode == "auto" and (formats.tools is None or not state.config.enable_auto_tool_choice):
             raise NotSupportedError(
                 'tool_choice "auto" (the default with tools) needs a server that was started with --enable-auto-tool-choice and '
                 '--tool-call-parser; with tool_choice "none" the tools are rendered into the prompt',
                 param="tool_choice",
                 value="auto",
             )
-        self.tools = formats.tools if wants_calls else None
+        self.constraint, self.tools = with_calls(
+            structured_outputs(body), self.choice, formats, continues=bool(body.continue_final_message)
+        )
         self.reasoning = formats.reasoning
         # The tokens of these markers must not be left out of the text.
-        self.keeps_special_tokens = (self.tools is not None and formats.special_tools) or (
+        self.keeps_special_tokens = (self.tools not in (None, PLAIN_CALLS) and formats.special_tools) or (
             self.reasoning is not None and formats.special_reasoning
         )
+        self._mistral_ids = formats.tools is not None and formats.tools.id_style == "mistral"
         self.repeats_reasoning = state.config.enable_reasoning_content
         self._used_ids = frozenset(_ids_in(body.messages)) if self.tools is not None else frozenset()
 
@@ -70,7 +77,7 @@ class AnswerPlan:
             counter,
             hides_reasoning=body.include_reasoning is False,
             only_first_call=body.parallel_tool_calls is False,
-            mistral_ids=self.tools is not None and self.tools.id_style == "mistral",
+            mistral_ids=self._mistral_ids,
             used_ids=self._used_ids,
         )
 

@@ -55,6 +55,9 @@ def render_chat(
                 f"chat_template_kwargs may not hold {name!r}: it has a field of its own, or is none of the template's variables",
                 param="chat_template_kwargs",
             )
+    if reasoning_effort == "none":
+        # Templates of different families read different names.
+        variables = {"enable_thinking": False, "thinking": False, **variables}
     if reasoning_effort is not None:
         variables["reasoning_effort"] = reasoning_effort
     _check_content(messages)

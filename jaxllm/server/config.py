@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from jaxllm.config import option
 from jaxllm.errors import ConfigError
+from jaxllm.logging import LogFormat
 
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
@@ -40,11 +41,18 @@ class ServerConfig:
     )
     enable_reasoning_content: bool = option(False, "Send reasoning a second time as reasoning_content, as older clients expect it")
     trust_request_chat_template: bool = option(False, "Allow requests to bring a chat template of their own")
-    enable_prompt_tokens_details: bool = option(False, "Report usage.prompt_tokens_details.cached_tokens")
+    enable_prompt_tokens_details: bool = option(False, "Report cached tokens in usage, which is the default")
     enable_force_include_usage: bool = option(False, "Report usage in every chunk of every stream, asked for or not")
     enable_request_id_headers: bool = option(False, "Send X-Request-Id with every response (the request's own, if it brought one)")
     enable_log_requests: bool = option(False, "Log a line for each request (sizes and parameters, no texts)")
     disable_log_requests: bool = option(False, "Log no line for each request, which is the default")
+    log_format: LogFormat = option("text", "How log lines are written: text, or json for one object a line")
+    otlp_traces_endpoint: str | None = option(
+        None, "Where OpenTelemetry spans of requests are sent (OTLP); needs the extra otel. Default: nowhere"
+    )
+    sse_keep_alive_interval: float | None = option(
+        None, "Seconds of silence after which a stream gets a comment, so that proxies keep it open. Default: never"
+    )
     metrics_prefix: str = option("jaxllm", "Prefix of the metrics' names; vllm fits existing dashboards")
     request_timeout: float | None = option(
         None, "Seconds after which a request is given up; a request may ask for less with the header X-Request-Timeout. Default: none"
@@ -79,6 +87,10 @@ class ServerConfig:
         self._check_parsers()
         if not self.metrics_prefix.isidentifier():
             raise ConfigError(f"metrics_prefix must consist of letters, digits and _, got {self.metrics_prefix!r}")
+        if self.log_format not in get_args(LogFormat):
+            raise ConfigError(f"log_format must be one of {', '.join(get_args(LogFormat))}; got {self.log_format!r}")
+        if self.sse_keep_alive_interval is not None and not self.sse_keep_alive_interval > 0:
+            raise ConfigError(f"sse_keep_alive_interval must be above 0 seconds, got {self.sse_keep_alive_interval!r}")
         if self.request_timeout is not None and not self.request_timeout > 0:
             raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout!r}")
         if not 0 <= self.shutdown_timeout < float("inf"):

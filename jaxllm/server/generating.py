@@ -19,6 +19,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.server.protocol import MAX_REQUEST_ID_CHARS
 from jaxllm.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 from jaxllm.server.state import ServerState, Serving
+from jaxllm.server.tracing import RequestTracer, trace_headers
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,10 @@ class Job:
     priority: int
     cache_salt: str | None
     deadline: float | None
+    # When it came, and what its headers say of the trace that it is part of.
+    started: float
+    tracer: RequestTracer | None = None
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
     # Tokens are generated but none is shown: a prompt is scored.
     scoring: bool = False
     # Sampling parameters that the request names otherwise: parameter -> field.
@@ -79,9 +84,13 @@ class Job:
             cache_salt=self.cache_salt,
             deadline=self.deadline,
         )
+        metrics, num_tokens = None, 0
         # An async generator is closed here and now, so that the engine drops the request; any other iterator has nothing to close.
         try:
             async for output in outputs:
+                if self.tracer is not None:
+                    metrics = output.metrics
+                    num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
                 self._check(output)
                 yield output
         except InvalidRequestError as error:
@@ -90,6 +99,8 @@ class Job:
             close = getattr(outputs, "aclose", None)
             if close is not None:
                 await close()
+            if self.tracer is not None:
+                self.tracer.record(self, request_id, metrics, num_prompt_tokens=len(prompt.token_ids), num_tokens=num_tokens)
 
     def _in_fields_of_the_request(self, error: InvalidRequestError) -> InvalidRequestError:
         name = self.field_names.get(error.param or "")
@@ -132,6 +143,9 @@ def new_job(
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         deadline=_deadline(request, state.config.request_timeout, now),
+        started=now,
+        tracer=state.tracer,
+        trace_headers=trace_headers(request.headers) if state.tracer is not None else {},
         scoring=body.max_tokens == 0,
         field_names=field_names or {},
     )
@@ -235,14 +249,13 @@ async def _cancel(tasks: Sequence[asyncio.Task[object]]) -> None:
 class UsageCounter:
     """Counts the tokens of one HTTP request over its prompts."""
 
-    def __init__(self, job: Job, *, details: bool):
+    def __init__(self, job: Job):
         self._scoring = job.scoring
-        self._details = details
         self._cached: dict[int, int] = {}
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
         self._completion_tokens = 0
-        # Of the completion's tokens; None where reasoning is not parsed.
-        self.reasoning_tokens: int | None = None
+        # Of the completion's tokens.
+        self.reasoning_tokens = 0
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Count the new tokens of an output of the prompt of this number."""
@@ -254,9 +267,5 @@ class UsageCounter:
 
     def usage(self) -> Usage:
         total = self._prompt_tokens + self._completion_tokens
-        usage = Usage(self._prompt_tokens, self._completion_tokens, total)
-        if self._details:
-            usage.prompt_tokens_details = PromptTokensDetails(sum(self._cached.values()))
-        if self.reasoning_tokens is not None:
-            usage.completion_tokens_details = CompletionTokensDetails(self.reasoning_tokens)
-        return usage
+        cached = PromptTokensDetails(sum(self._cached.values()))
+        return Usage(self._prompt_tokens, self._completion_tokens, total, cached, CompletionTokensDetails(self.reasoning_tokens))

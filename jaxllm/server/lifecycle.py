@@ -100,7 +100,7 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 def serve_forever(state: ServerState, app: ASGIApp, listener: socket.socket, engine_config: EngineConfig) -> None:
     """Serve until a signal. Raises ConfigError for an unusable key or certificate, and what kept the engine from starting."""
-    configure_logging()
+    configure_logging(log_format=state.config.log_format)
     server = _Server(_uvicorn_config(state.config, app))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(state, server, listener, engine_config))
@@ -124,6 +124,8 @@ async def _serve(state: ServerState, server: _Server, listener: socket.socket, e
             stopping.cancel()
             await _close_http(state, server, http, stop.second)
             await _close_engine(engine, loading)
+            if state.tracer is not None:
+                await asyncio.to_thread(state.tracer.close)
             if state.config.uds:
                 with contextlib.suppress(OSError):
                     os.unlink(state.config.uds)

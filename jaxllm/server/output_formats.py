@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,19 @@ HARMONY_CALLS, HARMONY_REASONING = TOOL_FORMATS["openai"], REASONING_FORMATS["op
 class OutputFormats:
     """The formats to parse, None for those that are left in the answer.
 
-    `special_tools`, `special_reasoning`: markers of the format are special tokens, which its text must hold.
+    `special_tools`, `special_reasoning`: markers of the format are special tokens, which its text must hold. `special_ids`: of all special
+    tokens by their text.
     """
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
     special_tools: bool = False
     special_reasoning: bool = False
+    special_ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def are_harmony(self) -> bool:
+        return self.reasoning is HARMONY_REASONING
 
 
 def settle_formats(config: ServerConfig, tokenizer: Tokenizer) -> OutputFormats:
@@ -44,8 +51,8 @@ def settle_formats(config: ServerConfig, tokenizer: Tokenizer) -> OutputFormats:
     if tools is HARMONY_CALLS:
         # Its channels cannot be told apart by halves.
         reasoning = HARMONY_REASONING
-    special = [tokenizer.added_tokens[token_id] for token_id in tokenizer.all_special_ids]
-    return OutputFormats(tools, reasoning, _holds(tools, special), _holds(reasoning, special))
+    special = {tokenizer.added_tokens[token_id]: token_id for token_id in tokenizer.all_special_ids}
+    return OutputFormats(tools, reasoning, _holds(tools, special), _holds(reasoning, special), special)
 
 
 def _tool_format(name: str | None, template: str) -> ToolFormat | None:
@@ -73,7 +80,7 @@ def _reasoning_format(name: str | None, template: str) -> ReasoningFormat | None
     return REASONING_FORMATS[name]
 
 
-def _holds(form: ToolFormat | ReasoningFormat | None, special: list[str]) -> bool:
+def _holds(form: ToolFormat | ReasoningFormat | None, special: Iterable[str]) -> bool:
     """Whether a special token stands in one of the format's markers."""
     if form is None:
         return False
@@ -88,4 +95,4 @@ def _holds(form: ToolFormat | ReasoningFormat | None, special: list[str]) -> boo
             words.append(value)
         elif isinstance(value, re.Pattern):
             words.append(value.pattern.replace("\\", ""))
-    return any(token and token in word for word in words for token in special)
+    return any(token and token in word for token in special for word in words)

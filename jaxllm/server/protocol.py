@@ -32,7 +32,6 @@ REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "regex": ((), "goes into structured_outputs"),
     "ebnf": ((), "is another server's name; use structured_outputs.grammar"),
     "grammar": ((), "goes into structured_outputs"),
-    "thinking_token_budget": ((-1,), _LATER),
     "repetition_detection": ((), _LATER),
     "return_token_offsets": ((False,), _LATER),
     "return_prompt_text": ((False,), _LATER),
@@ -193,15 +192,16 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = Field(None, description="Return the log-probability of each token")
     top_logprobs: Int | None = Field(None, description="Top log-probabilities per token; needs logprobs")
     tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call")
-    tool_choice: Any = Field(None, description="'auto' (the default with tools) or 'none'")
-    parallel_tool_calls: bool | None = Field(None, description="false keeps the first call only. Default: true")
+    tool_choice: Any = Field(None, description="'auto' (the default with tools), 'none', 'required', a function, or allowed_tools")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most. Default: true")
     include_reasoning: bool | None = Field(None, description="Return what the model reasoned. Default: true")
     add_generation_prompt: bool | None = Field(None, description="End the prompt with the start of an answer. Default: true")
     continue_final_message: bool | None = Field(None, description="Leave the last message open and continue it")
     chat_template: str | None = Field(None, description="Template for this request; needs --trust-request-chat-template")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template")
     documents: list[dict[str, Any]] | None = Field(None, description="Documents for templates that show them")
-    reasoning_effort: str | None = Field(None, description="Variable for the template")
+    reasoning_effort: str | None = Field(None, description="Variable for the template; 'none' turns thinking off")
+    thinking_token_budget: Int | None = Field(None, description="Tokens that reasoning may take before it is ended; -1: any number")
 
     def check(self) -> None:
         super().check()
@@ -242,7 +242,7 @@ class DetokenizeRequest(ApiRequest):
 
 
 def check_tools(tools: list[dict[str, Any]] | None, tool_choice: Any) -> None:
-    """Whether tools and choice are well formed. Enforced calls are refused; whether others can be read is the server's to know."""
+    """Whether tools are well formed, and there where the choice needs them."""
     if tools is None:
         if tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError(f"tool_choice {tool_choice!r:.200} needs tools", param="tool_choice", value=tool_choice)
@@ -256,17 +256,3 @@ def check_tools(tools: list[dict[str, Any]] | None, tool_choice: Any) -> None:
                 f'tools[{number}] must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}, got {tool!r:.200}',
                 param="tools",
             )
-    choice = "auto" if tool_choice is None else tool_choice
-    if choice in ("none", "auto"):
-        return
-    if choice == "required" or isinstance(choice, dict):
-        raise NotSupportedError(
-            f'tool_choice {choice!r:.200} needs structured outputs, which are not supported yet; "auto" and "none" are',
-            param="tool_choice",
-            value=choice,
-        )
-    raise InvalidRequestError(
-        f'tool_choice must be "none", "auto", "required" or an object that names a function, got {choice!r:.200}',
-        param="tool_choice",
-        value=choice,
-    )

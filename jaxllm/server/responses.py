@@ -10,19 +10,19 @@ from starlette.responses import Response
 
 
 class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int
+    cached_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    reasoning_tokens: int
+    reasoning_tokens: int = 0
 
 
-class Usage(msgspec.Struct, omit_defaults=True):
+class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
+    completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
 
 
 class CompletionLogprobs(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jaxllm.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from jaxllm.server.structured import structured_outputs
 
@@ -41,7 +41,6 @@ def _params(request: GenerationRequest, defaults: Mapping[str, Any], max_tokens:
     # The default is a limit for everybody, as vLLM has it.
     limits = [value for value in (max_tokens, limit) if value is not None]
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    chosen["structured_outputs"] = structured_outputs(request)
     return SamplingParams(**{**defaults, **chosen, **more, "max_tokens": min(limits, default=None), "output_kind": kind})
 
 
@@ -53,16 +52,25 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
         if request.echo and request.prompt_logprobs is None:
             more["prompt_logprobs"] = request.logprobs
     max_tokens = 16 if request.max_tokens is None else max(request.max_tokens, 1) if request.echo else request.max_tokens
-    return _params(request, defaults, max_tokens, **more)
+    return _params(request, defaults, max_tokens, structured_outputs=structured_outputs(request), **more)
 
 
-def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any], *, keep_special_tokens: bool = False) -> SamplingParams:
+def chat_params(
+    request: ChatCompletionRequest,
+    defaults: Mapping[str, Any],
+    constraint: StructuredOutputsParams | None,
+    *,
+    keep_special_tokens: bool = False,
+) -> SamplingParams:
     """Raises InvalidRequestError where a value is out of its range. Without max_tokens the context is the limit.
 
     Args:
+        constraint: what the output must look like, calls included.
         keep_special_tokens: the output is parsed by markers that are special tokens, whatever the request says of them.
     """
-    more: dict[str, Any] = {"skip_special_tokens": False} if keep_special_tokens else {}
+    more: dict[str, Any] = {"structured_outputs": constraint, "thinking_token_budget": request.thinking_token_budget}
+    if keep_special_tokens:
+        more["skip_special_tokens"] = False
     if request.logprobs and request.logprob_token_ids is None:
         more["logprobs"] = request.top_logprobs or 0
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens

@@ -14,6 +14,7 @@ from jaxllm.server.errors import ModelNotFoundError, NotReadyError
 from jaxllm.server.logprobs import TokenTexts
 from jaxllm.server.output_formats import OutputFormats, settle_formats
 from jaxllm.server.tokenizing import Tokenizing
+from jaxllm.server.tracing import RequestTracer
 
 if TYPE_CHECKING:
     from jaxllm.async_llm import AsyncLLM
@@ -51,10 +52,15 @@ class Serving:
 
 
 class ServerState:
-    """The life of the server: loading, ready, closing."""
+    """The life of the server: loading, ready, closing.
+
+    Raises (on construction):
+        ConfigError: spans are to be sent, and the packages for that are missing.
+    """
 
     def __init__(self, config: ServerConfig):
         self.config = config
+        self.tracer = None if config.otlp_traces_endpoint is None else RequestTracer(config.otlp_traces_endpoint)
         self.phase = Phase.LOADING
         self.open_tasks: set[asyncio.Task[None]] = set()
         self._serving: Serving | None = None

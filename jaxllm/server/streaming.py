@@ -5,6 +5,7 @@ A frame is put together from bytes that are the same in the whole stream and the
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from jaxllm.server.state import ServerState
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,8 +40,8 @@ def frame_of_error(error: Exception) -> bytes:
 class EventStream(Response):
     """Sends frames as they come.
 
-    The status line waits for the first frame: what fails before it is an ordinary error response. What fails later is sent as an
-    event. The frames' generator is closed, and with it the generation, as soon as the client leaves.
+    The status line waits for the first frame, or a comment that keeps the stream alive: what fails before is an ordinary error response,
+    what fails later an event. The frames' generator is closed, and with it the generation, as soon as the client leaves.
 
     Args:
         failure: makes the event of what failed behind the first frame.
@@ -63,25 +65,47 @@ class EventStream(Response):
         self._frames = frames
         self._failure = failure
         self._end = end
+        self._started = False
+        self._is_quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
         last = self._end
+        interval = self._state.config.sse_keep_alive_interval
+        keeping = None if interval is None else asyncio.create_task(self._keep_alive(send, interval))
         try:
             async with aclosing(self._frames) as frames, RequestScope(self._state, receive):
                 async for frame in frames:
-                    if not started:
-                        started = True
-                        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    self._is_quiet = False
+                    if not self._started:
+                        await self._start(send)
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
         except ClientDisconnected:
             return
         except Exception as error:
-            if not started:
+            if keeping is not None:
+                keeping.cancel()
+            if not self._started:
                 await error_response(error, scope)(scope, receive, send)
                 return
             last = self._failure(error) + self._end
+        finally:
+            if keeping is not None:
+                keeping.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        self._started = True
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+    async def _keep_alive(self, send: Send, interval: float) -> None:
+        """Send a comment whenever nothing was sent for an interval, also before the first frame."""
+        while True:
+            await asyncio.sleep(interval)
+            if self._is_quiet:
+                if not self._started:
+                    await self._start(send)
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            self._is_quiet = True
 
 
 class UsageMode:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jaxllm.errors import InvalidRequestError
+from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.sampling_params import ReasoningMarks, SamplingParams, StructuredOutputsParams
-from jaxllm.server.parsers import ReasoningFormat, opens_reasoning
+from jaxllm.server.output_formats import HARMONY_CALLS, HARMONY_REASONING, OutputFormats
+from jaxllm.server.parsers import ReasoningFormat, ToolFormat, opens_reasoning
+from jaxllm.server.parsers.grammar import PLAIN_CALLS, InexpressibleError, calls_grammar, calls_or_body_grammar, calls_or_text_grammar
 from jaxllm.server.protocol import GenerationRequest
+from jaxllm.server.tools import ToolChoice
+from jaxllm.text.grammar import lark_of
+
+if TYPE_CHECKING:
+    from jaxllm.server.answers import AnswerPlan
 
 _FIELDS = tuple(field.name for field in msgspec.structs.fields(StructuredOutputsParams) if field.name != "after_reasoning")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
@@ -36,21 +43,89 @@ def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | 
     return StructuredOutputsParams(**given)
 
 
-def after_reasoning(params: SamplingParams, form: ReasoningFormat | None, prompt: str | None, *, continues: bool) -> SamplingParams:
-    """`params` with a constraint that begins behind the model's reasoning, where it reasons: what is constrained is the answer."""
+def with_calls(
+    asked: StructuredOutputsParams | None, choice: ToolChoice, formats: OutputFormats, *, continues: bool
+) -> tuple[StructuredOutputsParams | None, ToolFormat | None]:
+    """The constraint of an answer that `asked` constrains and that may or must be calls, and the format in which these will come.
+
+    Raises:
+        InvalidRequestError: the parameters of a tool are no schema, or such as cannot be kept to.
+    """
+    form = HARMONY_CALLS if formats.are_harmony else formats.tools
+    special, several = formats.special_ids, choice.several
+    if choice.mode == "required":
+        functions = choice.functions()
+        try:
+            grammar = calls_grammar(form or PLAIN_CALLS, functions, special, several=several)
+        except InexpressibleError:
+            form, grammar = None, calls_grammar(PLAIN_CALLS, functions, special, several=several)
+        return StructuredOutputsParams(grammar=grammar), form or PLAIN_CALLS
+    if choice.mode == "auto" and form is not None and (choice.wants_grammar or asked is not None):
+        try:
+            if asked is None:
+                grammar = calls_or_text_grammar(form, choice.functions(), special, several=several)
+            else:
+                grammar = calls_or_body_grammar(form, choice.functions(), special, several=several, body=lark_of(asked))
+        except InexpressibleError as error:
+            raise NotSupportedError(
+                f"the model's calls cannot be held to what tools and the rest of the request ask for: {error}; leave out strict, "
+                'or send tool_choice "required"',
+                param="tools",
+            ) from error
+        return StructuredOutputsParams(grammar=grammar), form
+    if asked is not None and formats.are_harmony and not continues:
+        grammar = calls_or_body_grammar(HARMONY_CALLS, (), special, several=False, body=lark_of(asked))
+        return StructuredOutputsParams(grammar=grammar), None
+    return asked, form if choice.mode == "auto" else None
+
+
+def with_reasoning(params: SamplingParams, plan: AnswerPlan, prompt: str | None, *, continues: bool) -> SamplingParams:
+    """`params` for a model that reasons first: what is constrained is the answer behind it, and a budget of thinking has an end to force.
+
+    Raises:
+        NotSupportedError: a budget, where reasoning is not read or has no end.
+    """
+    form, budget = plan.reasoning, params.thinking_token_budget
+    marks = None if form is None or prompt is None else _marks(form, plan.choice, prompt, continues=continues)
+    if budget is not None and marks is None:
+        raise NotSupportedError(
+            "thinking_token_budget needs a model whose reasoning is read and ends with a mark; start the server with --reasoning-parser",
+            param="thinking_token_budget",
+            value=budget,
+        )
+    if marks is None or form is None:
+        return params
+    changes: dict[str, Any] = {"reasoning_marks": marks} if budget is not None else {}
     constraint = params.structured_outputs
-    if constraint is None or form is None or not form.ends or prompt is None:
-        return params
-    is_open = opens_reasoning(prompt, form, continues=continues)
-    if not is_open and prompt.rstrip().endswith(form.ends):
-        # The template has closed it at once: thinking is off.
-        return params
-    marks = ReasoningMarks(starts=list(form.starts), ends=list(form.ends), is_open=is_open, newlines=form.strip)
-    return params.clone(structured_outputs=msgspec.structs.replace(constraint, after_reasoning=marks))
+    # A template may have closed it at once: thinking is off. The grammars of harmony have reasoning in them.
+    closed = not marks.is_open and (prompt or "").rstrip().endswith(tuple(marks.ends))
+    if constraint is not None and form.ends and not closed:
+        changes["structured_outputs"] = msgspec.structs.replace(constraint, after_reasoning=marks)
+    return params.clone(**changes) if changes else params
+
+
+def _marks(form: ReasoningFormat, choice: ToolChoice, prompt: str, *, continues: bool) -> ReasoningMarks | None:
+    """Where reasoning of this format begins and ends; None where it has no marks."""
+    if form is HARMONY_REASONING:
+        behind = {"none": "final<|message|>", "auto": "", "required": "commentary to=functions."}[choice.mode]
+        closing = f"<|end|><|start|>assistant<|channel|>{behind}"
+        return ReasoningMarks(starts=["<|channel|>analysis<|message|>"], ends=["<|end|>"], anywhere=True, closing=closing)
+    if not form.ends:
+        return None
+    return ReasoningMarks(
+        starts=list(form.starts),
+        ends=list(form.ends),
+        is_open=opens_reasoning(prompt, form, continues=continues),
+        newlines=form.strip,
+        anywhere=form.anywhere,
+        closing=form.ends[0],
+    )
 
 
 def constraint_field(request: GenerationRequest) -> str:
     """The name that the client gave its constraint: errors speak of it."""
+    if request.structured_outputs is None and request.response_format is None:
+        return "tools"
     return "response_format" if request.structured_outputs is None else "structured_outputs"
 
 

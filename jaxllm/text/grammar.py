@@ -16,6 +16,10 @@ from jaxllm.text.structural_tag import structural_tag_to_lark
 MAX_GRAMMAR_CHARS = 512 * 1024
 # Of objects and lists in a schema or structural tag.
 MAX_JSON_DEPTH = 64
+# Keywords of a schema that say nothing of what fits it; that hold schemas by name; and that hold values.
+_DESCRIPTIONS = ("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly")
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("const", "enum", "default", "examples", "x-guidance")
 # A space, or a newline and an indentation: a model cannot go on with whitespace for ever.
 WHITESPACE = r"( |\r?\n[ \t]{0,64})"
 
@@ -33,15 +37,16 @@ def output_grammar(params: StructuredOutputsParams, special_id: Callable[[str], 
     from llguidance import LLMatcher
 
     if params.after_reasoning is not None:
-        return LLMatcher.grammar_from_lark(_after_reasoning(params.after_reasoning, _as_lark(params), special_id))
+        return LLMatcher.grammar_from_lark(_after_reasoning(params.after_reasoning, lark_of(params), special_id))
     if params.kind in ("json", "json_object"):
         return LLMatcher.grammar_from_json_schema(_json_constraint(params))
     if params.kind == "regex" and look_ahead_to_lark(params.regex or "") is None:
         return LLMatcher.grammar_from_regex(_checked_text("regex", params.regex))
-    return LLMatcher.grammar_from_lark(_as_lark(params))
+    return LLMatcher.grammar_from_lark(lark_of(params))
 
 
-def _as_lark(params: StructuredOutputsParams) -> str:
+def lark_of(params: StructuredOutputsParams) -> str:
+    """The same as a Lark grammar, without the reasoning before it. Raises InvalidRequestError."""
     kind = params.kind
     if kind in ("json", "json_object"):
         return f"start: %json {_json_constraint(params)}\n"
@@ -59,6 +64,24 @@ def _as_lark(params: StructuredOutputsParams) -> str:
     if not isinstance(tag, Mapping):
         raise _error("structural_tag", f"it must be an object, got {tag!r:.100}")
     return structural_tag_to_lark(tag, json_part=lambda schema: _schema_text(_schema("structural_tag", schema), params), grammar_part=_lark)
+
+
+def json_rule(schema: dict[str, Any], *, strict: bool = True) -> str:
+    """The body of a Lark rule that a schema, one of `checked_schema`, comes to; without `strict`, keywords that are not supported are
+    passed over.
+    """
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': WHITESPACE, 'lenient': not strict}}, ensure_ascii=False)}"
+
+
+def checked_schema(name: str, value: Any) -> dict[str, Any]:
+    """A schema without what only describes, closed to properties that it does not name.
+
+    Raises:
+        InvalidRequestError: it is none; the message speaks of `name`.
+    """
+    schema = _closed(_described_no_more(_schema(name, value)))
+    assert isinstance(schema, dict)
+    return schema
 
 
 def _json_constraint(params: StructuredOutputsParams) -> str:
@@ -121,13 +144,29 @@ def _schema_text(schema: dict[str, Any], params: StructuredOutputsParams) -> str
 
 def _closed(schema: Any) -> Any:
     """`schema` with no other properties where an object names some and does not say."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+    schema = _with_parts(schema, _closed)
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
+        return schema
+    return schema if {"additionalProperties", "unevaluatedProperties"} & schema.keys() else {**schema, "additionalProperties": False}
+
+
+def _described_no_more(schema: Any) -> Any:
+    schema = _with_parts(schema, _described_no_more)
+    return {key: value for key, value in schema.items() if key not in _DESCRIPTIONS} if isinstance(schema, dict) else schema
+
+
+def _with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
+    """`schema` with the schemas in it changed."""
     if not isinstance(schema, dict):
         return schema
-    out = {key: value if key in ("const", "enum", "default", "examples") else _closed(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and not {"additionalProperties", "unevaluatedProperties"} & schema.keys():
-        out["additionalProperties"] = False
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+            out[key] = {name: change(part) for name, part in value.items()}
+        elif isinstance(value, list) and key not in _VALUES:
+            out[key] = [change(part) for part in value]
+        else:
+            out[key] = value if key in _VALUES else change(value)
     return out
 
 

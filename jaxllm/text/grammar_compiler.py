@@ -45,6 +45,9 @@ class GrammarCompiler:
         self._cache: OrderedDict[tuple[str, tuple[int, ...]], LLMatcher] = OrderedDict()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
     def submit(self, grammar: str, eos_token_ids: Sequence[int]) -> Future[LLMatcher]:
         """Compile in another thread. The result is a matcher of its own; the exception an InvalidRequestError."""
         return self._submit(self._matcher, grammar, tuple(eos_token_ids))

@@ -8,6 +8,17 @@ from typing import Any
 HELLO = [{"role": "user", "content": "hi"}]
 
 
+def usage_of(prompt: int, completion: int, cached: int = 0, reasoning: int = 0) -> dict[str, Any]:
+    """The usage of a request, complete as every response has it."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+
+
 def events(body: str) -> list[str]:
     """The data of a server-sent event stream, in order."""
     assert body.endswith("\n\n")

@@ -19,7 +19,7 @@ from tests.checkpoints import script_ids
 from tests.server.conftest import LiveServer, serving_state
 from tests.server.fake_engine import FakeEngine, load_test_tokenizer
 from tests.server.helpers import HELLO, choices, error_of
-from tests.server.parsers.examples import ALL, TOOL_EXAMPLES
+from tests.server.parsers.examples import ALL, TOOL_EXAMPLES, tool
 
 CALLING = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
@@ -168,8 +168,12 @@ def test_tool_choice_none_leaves_text_alone(engine: FakeEngine):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({"tools": ALL, "tool_choice": "required"}, "structured outputs"),
-        ({"tools": ALL, "tool_choice": {"type": "function", "function": {"name": "now"}}}, "structured outputs"),
+        ({"tools": ALL, "tool_choice": "perhaps"}, "tool_choice must be"),
+        ({"tools": ALL, "tool_choice": {"type": "function", "function": {"name": "later"}}}, "names the function 'later'"),
+        ({"tools": ALL, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice must be"),
+        ({"tool_choice": "required"}, "needs tools"),
+        ({"tools": [tool("f", a={"type": "nonsense"})], "tool_choice": "required"}, "tools"),
+        ({"tools": [tool("f", a={"type": 5})], "tool_choice": "required"}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools[0] must be"),
         ({"tools": [{"type": "web_search"}]}, "tools[0] must be"),
     ],
@@ -300,3 +304,57 @@ def test_the_tail_of_a_stream_is_not_lost(make_client: Callable[..., TestClient]
     parts = stream(make_client(**CALLING), tools=ALL)
 
     assert "".join(part["delta"].get("content", "") for part in parts) == "a <tool_ca"
+
+
+NOW = {"type": "function", "function": {"name": "now"}}
+PLAIN = '[{"name": "search", "parameters": {"query": "x"}}, {"name": "now", "parameters": {}}]'
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, PLAIN), (CALLING, CALL + "\n" + CALL)])
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NOW, "stop")])
+def test_calls_that_must_come_are_asked_of_the_engine_and_read(
+    engine: FakeEngine, options: dict[str, Any], said: str, choice: Any, reason: str
+):
+    engine.script = script_ids(said)
+    client = client_of(engine, **options)
+    whole = chat(client, tools=ALL, tool_choice=choice)["choices"][0]
+    parts = stream(client, tools=ALL, tool_choice=choice)
+
+    assert engine.seen[-1][1].structured_outputs.grammar
+    assert whole["message"]["tool_calls"][0]["function"] == {"name": "search", "arguments": '{"query": "x"}'}
+    assert whole["message"]["content"] is None
+    assert whole["finish_reason"] == parts[-1]["finish_reason"] == reason
+    called = {call["index"] for part in parts for call in part["delta"].get("tool_calls", ())}
+    assert len(whole["message"]["tool_calls"]) == len(called) == 2
+
+
+def test_arguments_of_strict_tools_are_held_to_their_schemas(engine: FakeEngine):
+    client = client_of(engine, **CALLING)
+    strict = {"type": "function", "function": {**ALL[0]["function"], "strict": True}}
+    chat(client, tools=[strict, NOW])
+    assert engine.seen[-1][1].structured_outputs.grammar
+    chat(client, tools=[ALL[0], NOW])
+    assert engine.seen[-1][1].structured_outputs is None
+    chat(client, tools=ALL, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NOW]}})
+    assert "now" in engine.seen[-1][1].structured_outputs.grammar
+    assert "search" not in engine.seen[-1][1].structured_outputs.grammar
+
+
+def test_a_schema_for_the_answer_leaves_room_for_calls(engine: FakeEngine):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    engine.script = script_ids(CALL)
+    choice = chat(client_of(engine, **CALLING), tools=ALL, response_format=schema)["choices"][0]
+
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "search"
+    assert "%lark" in engine.seen[-1][1].structured_outputs.grammar
+
+
+def test_a_budget_of_thinking_reaches_the_engine_with_the_marks(thinking_engine: FakeEngine):
+    client = client_of(thinking_engine, reasoning_parser="qwen3")
+    chat(client, thinking_token_budget=7)
+    params = thinking_engine.seen[-1][1]
+    assert (params.thinking_token_budget, params.reasoning_marks.closing, params.reasoning_marks.is_open) == (7, "</think>", True)
+    chat(client, thinking_token_budget=-1)
+    assert thinking_engine.seen[-1][1].thinking_token_budget is None
+    error = error_of(client_of(thinking_engine).post("/v1/chat/completions", json={"messages": HELLO, "thinking_token_budget": 7}))
+    assert "--reasoning-parser" in error["message"]

@@ -5,7 +5,7 @@ from starlette.testclient import TestClient
 
 from tests.checkpoints import script_ids
 from tests.server.fake_engine import CONTEXT, EOS, FakeEngine
-from tests.server.helpers import choices, chunks, error_of
+from tests.server.helpers import choices, chunks, error_of, usage_of
 
 
 def complete(client: TestClient, **body):
@@ -31,7 +31,7 @@ def test_a_completion_has_text_reason_and_complete_usage(client: TestClient):
     assert choice["finish_reason"] == "stop"
     assert choice["logprobs"] is None
     # Eleven bytes and the end of sequence.
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert body["usage"] == usage_of(3, 12)
 
 
 def test_sixteen_tokens_are_the_default(client: TestClient, engine: FakeEngine):
@@ -61,7 +61,7 @@ def test_batches_number_their_choices_by_prompt_then_sequence(client: TestClient
 
     assert [choice["index"] for choice in body["choices"]] == list(range(6))
     assert [choice["text"] for choice in body["choices"]] == ["aaa", "aaa", "bbb", "bbb", "ccc", "ccc"]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 24, "total_tokens": 27}
+    assert body["usage"] == usage_of(3, 24)
 
 
 def test_streamed_batches_interleave_and_each_choice_ends_once(client: TestClient, engine: FakeEngine):
@@ -129,7 +129,7 @@ def test_scoring_a_prompt_generates_nothing_visible(client: TestClient, streamed
     assert "".join(part["text"] for part in parts) == "abc"
     assert parts[0]["logprobs"]["tokens"] == ["a", "b", "c"]
     assert parts[-1]["finish_reason"] == "length"
-    assert usage == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+    assert usage == usage_of(3, 0)
 
 
 def test_max_tokens_0_without_echo_is_refused(client: TestClient):
@@ -194,7 +194,7 @@ def test_usage_is_streamed_on_request_in_a_last_chunk(client: TestClient):
     found = chunks(stream(client, stream_options={"include_usage": True}))
 
     assert found[-1]["choices"] == []
-    assert found[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert found[-1]["usage"] == usage_of(3, 12)
     assert all(chunk["usage"] is None for chunk in found[:-1])
 
 
@@ -218,7 +218,7 @@ def test_the_server_can_force_usage_on_every_stream(make_client):
 def test_cached_tokens_are_reported_where_the_server_is_told_to(make_client, engine: FakeEngine):
     engine.cached_tokens = 2
 
-    usage = complete(make_client(enable_prompt_tokens_details=True), prompt=["abc", "abcd"])["usage"]
+    usage = complete(make_client(), prompt=["abc", "abcd"])["usage"]
 
     assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import openai
 import pytest
 
 from tests.checkpoints import write_scripted_model
-from tests.server.helpers import HELLO, error_of
+from tests.server.helpers import HELLO, choices, error_of
 from tests.server.served import NAME, Served
 
 pytestmark = pytest.mark.heavy
@@ -66,6 +67,31 @@ def test_several_outputs_of_a_completion_fit(client: openai.OpenAI):
     assert said.choices[0].text in ("yes", "no")
 
 
+TOOLS = [
+    {"type": "function", "function": {"name": "plan", "parameters": SCHEMA, "strict": True}},
+    {"type": "function", "function": {"name": "wait", "description": 'Says "{wait}" <tool_call>'}},
+]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "plan"}}])
+def test_calls_that_must_come_do_whatever_the_model_would_say(client: openai.OpenAI, choice: Any):
+    asked: dict[str, Any] = {"model": NAME, "messages": HELLO, "tools": TOOLS, "tool_choice": choice, "temperature": 1, "max_tokens": 400}
+    for seed in range(3):
+        whole = client.chat.completions.create(**asked, seed=seed, parallel_tool_calls=False).choices[0]
+        (call,) = whole.message.tool_calls or []
+        if call.function.name == "plan":
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        else:
+            assert (call.function.name, call.function.arguments, choice) == ("wait", "{}", "required")
+        assert whole.finish_reason == ("tool_calls" if choice == "required" else "stop")
+        deltas = [
+            part.choices[0].delta.tool_calls or []
+            for part in client.chat.completions.create(**asked, seed=seed, parallel_tool_calls=False, stream=True)
+        ]
+        parts = [delta.function.arguments or "" for calls in deltas for delta in calls]
+        assert "".join(parts) == call.function.arguments
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -107,5 +133,22 @@ def test_only_the_answer_behind_reasoning_is_constrained(tmp_path_factory: pytes
         closed = server.post("/v1/chat/completions", **asked, chat_template=opened + "</think>").json()["choices"][0]
         assert closed["message"]["content"] in ("yes", "no")
         assert not closed["message"]["reasoning"]
+        for stream in (False, True):
+            limited = server.post(
+                "/v1/chat/completions",
+                **{**asked, "structured_outputs": None},
+                chat_template=opened,
+                thinking_token_budget=5,
+                stream=stream,
+            )
+            if stream:
+                assert "".join(part["delta"].get("reasoning") or "" for part in choices(limited.text)) == "so, w"
+            else:
+                assert limited.json()["choices"][0]["message"]["reasoning"] == "so, w"
+                # The mark that ends it counts.
+                assert limited.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5 + len("</think>")
+        # What had to end gives way to what was asked for.
+        both = server.post("/v1/chat/completions", **asked, chat_template=opened, thinking_token_budget=0).json()["choices"][0]
+        assert both["message"]["content"] in ("yes", "no")
     finally:
         server.kill()

@@ -119,8 +119,7 @@ class MessageWriter:
 
     def _usage(self) -> MessageUsage:
         usage = self._answering.usage()
-        details = usage.prompt_tokens_details
-        cached = 0 if details is msgspec.UNSET else details.cached_tokens
+        cached = usage.prompt_tokens_details.cached_tokens
         return MessageUsage(
             input_tokens=usage.prompt_tokens - cached, cache_read_input_tokens=cached, output_tokens=usage.completion_tokens
         )

@@ -59,8 +59,9 @@ class HeaderCalls(ToolFormat):
     # What ends the header; `header_stops` do too, and are not part of it: the arguments begin there.
     header_ends: tuple[str, ...] = ()
     header_stops: tuple[str, ...] = ()
-    # Groups `name` and, where the header holds one, `id`.
+    # Groups `name` and, where the header holds one, `id`. `written`: how a model writes it, {n} being any number.
     header: re.Pattern[str] = _ANY_NAME
+    written: str = "{name}"
     dialect: Dialect = JSON
     # A section may also be a list of these, as older models of the family write it.
     listed: JsonCalls | None = None
@@ -76,11 +77,14 @@ class TaggedCalls(ToolFormat):
     # Ends of the name that are read again as what follows it.
     name_stops: tuple[str, ...] = ()
     header: re.Pattern[str] = _ANY_NAME
+    written: str = "{name}"
     call_closes: tuple[str, ...]
     key_open: str
     key_end: str
     # Group `key` and, where the tag tells, `type`.
+    # `written_key`: how a model writes it, with {type} and {string} (true or false) where the tag tells.
     key: re.Pattern[str] = re.compile(r"\s*(?P<key>.+?)\s*", re.DOTALL)
+    written_key: str = "{key}"
     value_open: str = ""
     value_close: str
     # What ends a value whose end tag is missing, and is read again.

@@ -147,7 +147,7 @@ class OutputParser:
             thoughts = frozenset(form.starts)
             silent |= set(form.ends)
         silent |= yield from self._unwrap()
-        sections = _sections(tools)
+        sections = section_openings(tools)
         words = Markers((*sections, *thoughts, *silent))
         if tools is not None and tools.bare:
             self._content.write((yield from source.space()))
@@ -212,7 +212,7 @@ class OutputParser:
         )
 
 
-def _sections(tools: ToolFormat | None) -> frozenset[str]:
+def section_openings(tools: ToolFormat | None) -> frozenset[str]:
     """What may begin a section of calls."""
     if tools is None:
         return frozenset()

@@ -41,6 +41,7 @@ _DEEPSEEK_V3 = HeaderCalls(
     call_closes=("```", "<｜tool▁call▁end｜>"),
     header_ends=("\n```json",),
     header=re.compile(rf"\s*(?:\w+<｜tool▁sep｜>)?{_NAME}\s*"),
+    written="function<｜tool▁sep｜>{name}",
 )
 _HERMES = JsonCalls(name="hermes", opens=("<tool_call>",), closes=("</tool_call>",))
 _TOOL_CALLS_LIST = JsonCalls(name="jamba", opens=("<tool_calls>",), closes=("</tool_calls>",))
@@ -93,6 +94,7 @@ _FORMATS: tuple[ToolFormat, ...] = (
         key_open='<｜DSML｜parameter name="',
         key_end=">",
         key=re.compile(r'(?P<key>[^"]+)"(?:\s+string="(?P<type>true|false)")?\s*'),
+        written_key='{key}" string="{string}"',
         value_close="</｜DSML｜parameter>",
     ),
     HeaderCalls(
@@ -103,6 +105,7 @@ _FORMATS: tuple[ToolFormat, ...] = (
         call_closes=("<|tool_call_end|>",),
         header_ends=("<|tool_call_argument_begin|>",),
         header=re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<>{}\"]+?)(?::[0-9]+)?)\s*"),
+        written="functions.{name}:{n}",
     ),
     TaggedCalls(
         name="kimi_k3",
@@ -112,9 +115,11 @@ _FORMATS: tuple[ToolFormat, ...] = (
         call_closes=("<|close|>call<|sep|>",),
         name_ends=("<|sep|>",),
         header=re.compile(r'(?P<name>[^"]+)".*'),
+        written='{name}" index="{n}"',
         key_open='<|open|>argument key="',
         key_end="<|sep|>",
         key=re.compile(r'(?P<key>[^"]+)"(?:\s+type="(?P<type>\w+)")?\s*'),
+        written_key='{key}" type="{type}"',
         value_close="<|close|>argument<|sep|>",
         silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),

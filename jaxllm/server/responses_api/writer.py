@@ -202,11 +202,10 @@ def _id(prefix: str) -> str:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
-    cached, reasoning = usage.prompt_tokens_details, usage.completion_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,
-        InputTokensDetails(0 if cached is msgspec.UNSET else cached.cached_tokens),
+        InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         usage.completion_tokens,
-        OutputTokensDetails(0 if reasoning is msgspec.UNSET else reasoning.reasoning_tokens),
+        OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
         usage.total_tokens,
     )

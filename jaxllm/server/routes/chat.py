@@ -32,8 +32,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     state: ServerState = request.app.state.server
     body = await read_body(request, ChatCompletionRequest)
-    details = state.config.enable_prompt_tokens_details
-    answering = await open_answering(state, request, body, prefix="chatcmpl", cached_tokens=details)
+    answering = await open_answering(state, request, body, prefix="chatcmpl")
     writer = ChatWriter(answering)
     if body.stream:
         force = state.config.enable_force_include_usage
@@ -84,12 +83,17 @@ class ChatWriter:
             index=choice.index,
             message=message,
             logprobs=self._form.chat(choice.token_ids, choice.logprobs or []) if self._body.logprobs else None,
-            finish_reason=self._answering.finish_reason(choice),
+            finish_reason=self._finish_reason(choice),
             stop_reason=choice.stop_reason,
         )
         if self._body.return_token_ids:
             result.token_ids = choice.token_ids
         return result
+
+    def _finish_reason(self, choice: CompletionOutput) -> str | None:
+        reason = self._answering.finish_reason(choice)
+        # As OpenAI has it: the client who named the function knows that it is a call.
+        return "stop" if reason == "tool_calls" and self._plan.choice.named else reason
 
     def _message(self, events: list[Event]) -> ChatMessage:
         content, reasoning = self._echoed, ""
@@ -175,7 +179,7 @@ class ChatWriter:
             # What an output says of its tokens is said once.
             logprobs, extra = b"null", b""
         if choice.finish_reason is not None:
-            finish, stop = finish_members(choice, self._answering.finish_reason(choice))
+            finish, stop = finish_members(choice, self._finish_reason(choice))
             frames.append(chat_chunk(head, choice.index, b"{}", tail, finish=finish, extra=stop))
         return frames
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -57,8 +56,7 @@ async def chat_completions_batch(request: Request) -> Response:
     """Answer several conversations; the first failure ends the others."""
     state: ServerState = request.app.state.server
     body = await read_body(request, ChatBatchRequest)
-    details = state.config.enable_prompt_tokens_details
-    opened = [await open_answering(state, request, chat, prefix="chatcmpl", cached_tokens=details) for chat in body.conversations()]
+    opened = [await open_answering(state, request, chat, prefix="chatcmpl") for chat in body.conversations()]
     async with RequestScope(state, request.receive):
         tasks = [asyncio.create_task(_answer(answering)) for answering in opened]
         try:
@@ -81,10 +79,6 @@ async def _answer(answering: Answering) -> ChatCompletion:
 
 def _sum(parts: list[Usage]) -> Usage:
     total = Usage(*(sum(getattr(part, name) for part in parts) for name in ("prompt_tokens", "completion_tokens", "total_tokens")))
-    cached = [part.prompt_tokens_details.cached_tokens for part in parts if part.prompt_tokens_details is not msgspec.UNSET]
-    reasoning = [part.completion_tokens_details.reasoning_tokens for part in parts if part.completion_tokens_details is not msgspec.UNSET]
-    if cached:
-        total.prompt_tokens_details = PromptTokensDetails(sum(cached))
-    if reasoning:
-        total.completion_tokens_details = CompletionTokensDetails(sum(reasoning))
+    total.prompt_tokens_details = PromptTokensDetails(sum(part.prompt_tokens_details.cached_tokens for part in parts))
+    total.completion_tokens_details = CompletionTokensDetails(sum(part.completion_tokens_details.reasoning_tokens for part in parts))
     return total

@@ -37,7 +37,7 @@ async def completions(request: Request) -> Response:
     prompts = await completion_prompts(serving, body, params)
     names = {"structured_outputs": constraint_field(body)}
     job = new_job(state, request, body, prefix="cmpl", prompts=prompts, params=params, field_names=names)
-    writer = _Writer(job, body, cached_tokens=state.config.enable_prompt_tokens_details)
+    writer = _Writer(job, body)
     if body.stream:
         force = state.config.enable_force_include_usage
         usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
@@ -50,10 +50,10 @@ async def completions(request: Request) -> Response:
 class _Writer:
     """Turns the engine's outputs into the response of one request."""
 
-    def __init__(self, job: Job, body: CompletionRequest, *, cached_tokens: bool):
+    def __init__(self, job: Job, body: CompletionRequest):
         self._job = job
         self._body = body
-        self._counter = UsageCounter(job, details=cached_tokens)
+        self._counter = UsageCounter(job)
         top = -1 if body.logprob_token_ids is not None else body.logprobs or 0
         self._form = LogprobFormat(job.serving.token_texts, top=top, as_token_ids=bool(body.return_tokens_as_token_ids))
         self._wants_logprobs = body.logprobs is not None or body.logprob_token_ids is not None

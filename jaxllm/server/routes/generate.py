@@ -28,7 +28,7 @@ from jaxllm.server.streaming import EventStream, frame_of
 router = APIRouter(tags=["generation"])
 
 # Sampling parameters that the server sets itself.
-_OURS = ("output_kind", "eos_token_ids", "bad_words_token_ids", "detokenize")
+_OURS = ("output_kind", "eos_token_ids", "bad_words_token_ids", "detokenize", "output_grammar", "reasoning_marks")
 _FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in _OURS)
 
 
@@ -115,7 +115,7 @@ class _Writer:
     def __init__(self, job: Job, body: GenerateRequest):
         self._job = job
         self._body = body
-        self._counter = UsageCounter(job, details=True)
+        self._counter = UsageCounter(job)
         top = -1 if job.params.logprob_token_ids is not None else job.params.logprobs or 0
         self._form = LogprobFormat(job.serving.token_texts, top=top, as_token_ids=True)
 

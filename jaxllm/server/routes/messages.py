@@ -32,7 +32,7 @@ async def create_message(request: Request) -> Response:
     state: ServerState = request.app.state.server
     body = await read_body(request, MessagesRequest)
     state.serving.model_name(body.model)
-    answering = await open_answering(state, request, chat_request(body), prefix="msg", cached_tokens=True, field_names=FIELD_NAMES)
+    answering = await open_answering(state, request, chat_request(body), prefix="msg", field_names=FIELD_NAMES)
     writer = MessageWriter(answering, events=bool(body.stream))
     if body.stream:
         return EventStream(state, _frames(answering, writer), failure=writer.fail, end=b"")

@@ -49,7 +49,7 @@ async def create_response(request: Request) -> Response:
     chat = chat_request(body, with_instructions(body.instructions, conversation))
     if body.truncation == "auto":
         chat = await fitted(serving, chat, trust_template=trust)
-    answering = await open_answering(state, request, chat, prefix="resp", cached_tokens=True, field_names=FIELD_NAMES)
+    answering = await open_answering(state, request, chat, prefix="resp", field_names=FIELD_NAMES)
     check_logprobs(body, parses=answering.plan.parses)
     # The client's own request id may come again: it would take the place of another response.
     answering.job.response_id = f"resp_{uuid.uuid4().hex}"
