@@ -55,7 +55,7 @@ def environment(directory: Path, program: str) -> list[str]:
     python = place / "bin" / "python"
     if not (place / "ready").is_file():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES[program]], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *PACKAGES[program]], check=True)
         (place / "ready").touch()
     return [str(python), str(CLIENTS / program)]
 

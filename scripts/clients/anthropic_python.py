@@ -4,7 +4,7 @@ import anthropic
 
 SENTENCE = os.environ["SENTENCE"]
 SCHEMA = {"type": "object", "properties": {"sky": {"type": "string", "enum": ["sun", "rain"]}}, "required": ["sky"]}
-ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "temperature": 0}
+ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "extra_body": {"temperature": 0}}
 client = anthropic.Anthropic(base_url=os.environ["URL"], max_retries=0)
 
 message = client.messages.create(**ASKED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from jaxllm.server.responses import ChatLogprob
 
@@ -106,7 +107,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     top_p: float
     truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
-    user: str | None = None
+    user: str | UnsetType = UNSET
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):

@@ -174,7 +174,7 @@ def _is_kept(body: ResponsesRequest, store: ResponseStore) -> bool:
 def _new_response(body: ResponsesRequest, answering: Answering, *, keep: bool) -> ResponseObject:
     job = answering.job
     more: dict[str, Any] = {}
-    for name in ("metadata", "tools", "tool_choice", "parallel_tool_calls", "truncation", "top_logprobs"):
+    for name in ("metadata", "tools", "tool_choice", "parallel_tool_calls", "truncation", "top_logprobs", "user"):
         if (value := getattr(body, name)) is not None:
             more[name] = value
     return ResponseObject(
@@ -193,6 +193,5 @@ def _new_response(body: ResponsesRequest, answering: Answering, *, keep: bool) -
         temperature=job.params.temperature,
         text={"format": {"type": "text"}, **{key: value for key, value in (body.text or {}).items() if value is not None}},
         top_p=job.params.top_p,
-        user=body.user,
         **more,
     )
