@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from jaxllm.async_llm import AsyncLLM
     from jaxllm.config import EngineConfig
     from jaxllm.llm import LLM
-    from jaxllm.outputs import CompletionOutput, RequestOutput
+    from jaxllm.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
+    from jaxllm.pooling_params import PoolingParams
     from jaxllm.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -24,18 +32,28 @@ _HOME = {
     "SamplingParams": "jaxllm.sampling_params",
     "BeamSearchParams": "jaxllm.sampling_params",
     "StructuredOutputsParams": "jaxllm.sampling_params",
+    "PoolingParams": "jaxllm.pooling_params",
     "RequestOutput": "jaxllm.outputs",
     "CompletionOutput": "jaxllm.outputs",
+    "PoolingRequestOutput": "jaxllm.outputs",
+    "EmbeddingRequestOutput": "jaxllm.outputs",
+    "ClassificationRequestOutput": "jaxllm.outputs",
+    "ScoringRequestOutput": "jaxllm.outputs",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
 ]

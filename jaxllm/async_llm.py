@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -16,9 +16,11 @@ from jaxllm.engine.client import DEFAULT_FACTORY, ProcessClient, error_from
 from jaxllm.engine.front import Front, load_text_side
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.metrics import LOG_INTERVAL, EngineMetrics
-from jaxllm.engine.output_processor import RequestState
+from jaxllm.engine.output_processor import OpenRequest, PoolingState
+from jaxllm.engine.pooling_processor import Pair, PoolingPrompt
 from jaxllm.errors import EngineDeadError, InvalidRequestError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import PoolingRequestOutput, RequestOutput
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.weights.download import resolve_model
 
@@ -184,22 +186,56 @@ class AsyncLLM:
             EngineDeadError: the engine ended.
         """
         await self.start()
-        front = self._started()
-        if self._dead is not None:
-            raise self._dead
         request_id = uuid.uuid4().hex if request_id is None else request_id
-        request = await _process(front, request_id, prompt, sampling_params, priority, cache_salt, deadline)
-        if front.output.knows(request):
-            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id", value=request_id)
-        stream = self._streams[request_id] = _Stream(front.open(request))
-        try:
-            self._client.add_requests(request.children)
+        request = await _process(self._started(), request_id, prompt, sampling_params, priority, cache_salt, deadline)
+        with self._streaming(request) as stream:
             while True:
                 output = await stream.next()
                 if output is not None:
                     yield output
                     if output.finished:
                         return
+
+    async def encode(
+        self,
+        prompt: PoolingPrompt,
+        pooling_params: PoolingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Pool one prompt: gives one output. The prompt may be a `Pair` of texts for a cross-encoder.
+
+        Closing the iterator, or cancelling the task that reads it, aborts the request.
+
+        Raises:
+            InvalidRequestError: the request cannot be served, or the model generates.
+            QueueFullError, RequestFailedError, DeadlineExceededError, EngineDeadError: as `generate`; there is no output then.
+        """
+        await self.start()
+        front = self._started()
+        request_id = uuid.uuid4().hex if request_id is None else request_id
+        options: dict[str, Any] = {"priority": priority, "deadline": deadline, "add_special_tokens": add_special_tokens}
+        request = await _inline_or_in_thread(prompt, front.pooling.process, request_id, prompt, pooling_params, **options)
+        with self._streaming(request) as stream:
+            while (output := await stream.next()) is None:
+                pass
+            yield output
+
+    @contextlib.contextmanager
+    def _streaming(self, request: ProcessedRequest) -> Iterator[_Stream]:
+        """Send a checked request to the engine and read its outputs; one that has not ended is dropped at the end."""
+        front, request_id = self._started(), request.request_id
+        if self._dead is not None:
+            raise self._dead
+        if front.output.knows(request):
+            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id", value=request_id)
+        stream = self._streams[request_id] = _Stream(front.open(request))
+        try:
+            self._client.add_requests(request.children)
+            yield stream
         finally:
             del self._streams[request_id]
             self._drop(request_id)
@@ -274,7 +310,7 @@ class AsyncLLM:
 class _Stream:
     """The reading end of one request: waits until its state has something to take."""
 
-    def __init__(self, state: RequestState):
+    def __init__(self, state: OpenRequest):
         self.state = state
         self._changed = asyncio.Event()
         self._error: EngineDeadError | None = None
@@ -286,12 +322,15 @@ class _Stream:
         self._error = error
         self._changed.set()
 
-    async def next(self) -> RequestOutput | None:
-        """What came since the last call; None where it is nothing to give yet. Raises what ended the request or the engine."""
+    async def next(self) -> Any:
+        """What came since the last call, an output of the request's kind; None where there is nothing to give yet. Raises what ended the
+        request or the engine.
+        """
         await self._changed.wait()
         self._changed.clear()
         failure = self.state.failure
-        if failure is not None and failure.error_kind != ErrorKind.DEADLINE:
+        # What was generated by a deadline is given out; of a vector there is no part.
+        if failure is not None and (failure.error_kind != ErrorKind.DEADLINE or isinstance(self.state, PoolingState)):
             error = error_from(failure)
             if error is not None:
                 raise error
@@ -309,7 +348,16 @@ async def _process(
 ) -> ProcessedRequest:
     """Check a request; a long text is tokenised, and a grammar compiled, in a thread."""
     options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    if (isinstance(text, str) and len(text) > _INLINE_CHARS) or getattr(params, "structured_outputs", None) is not None:
+    if getattr(params, "structured_outputs", None) is not None:
         return await asyncio.to_thread(front.input.process, request_id, prompt, params, **options)
-    return front.input.process(request_id, prompt, params, **options)
+    return await _inline_or_in_thread(prompt, front.input.process, request_id, prompt, params, **options)
+
+
+async def _inline_or_in_thread(
+    prompt: PoolingPrompt, process: Callable[..., ProcessedRequest], *args: Any, **options: Any
+) -> ProcessedRequest:
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    texts = [text] if isinstance(text, str) else text if isinstance(text, Pair) else ()
+    if sum(map(len, texts)) > _INLINE_CHARS:
+        return await asyncio.to_thread(process, *args, **options)
+    return process(*args, **options)

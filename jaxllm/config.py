@@ -16,6 +16,8 @@ from typing import Any, Literal, get_args
 from jaxllm.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Runner = Literal["auto", "generate", "pooling"]
+Convert = Literal["auto", "none", "embed", "classify"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
@@ -37,7 +39,6 @@ NOT_OFFERED = {
     "lora_modules": "LoRA adapters are not supported yet",
     "tokenizer_mode": "the tokenizer is read as the model brings it",
     "skip_tokenizer_init": "prompts may be token ids, but the tokenizer is always loaded",
-    "runner": "only generation is supported yet",
     "enable_expert_parallel": "mixture-of-experts models are not supported yet",
     "distributed_executor_backend": "one process drives all devices of a host",
     "nnodes": "serving over several hosts is not supported yet",
@@ -51,7 +52,6 @@ NOT_OFFERED = {
 # What these may be set to, since it is what happens anyway, so that a vLLM script may keep it; None for all, and False for the others.
 _HAPPENS_ANYWAY: dict[str, Any] = {
     "tokenizer_mode": "auto",
-    "runner": "auto",
     "guided_decoding_backend": "auto",
     "structured_outputs_config": {"backend": "auto"},
     "enable_chunked_prefill": True,
@@ -83,6 +83,11 @@ class ModelConfig:
     model: str | None = option(
         None, "Hugging Face directory, hub id or .gguf file; nothing serves the embedded default model", positional=True
     )
+    runner: Runner = option("auto", "generate, or pooling (embeddings, classification, scores); auto: as the model's files say")
+    convert: Convert = option("auto", "What a pooling model answers with, where that is not what it was made for: embed or classify")
+    pooler_config: dict[str, Any] | None = option(
+        None, "JSON object over the model's own: pooling_type (CLS, LAST, MEAN), use_activation", json=True
+    )
     tokenizer: str | None = option(None, "Tokenizer directory or hub id, where it is not the model's own")
     revision: str | None = option(None, "Branch, tag or commit on the hub")
     dtype: Dtype = option("auto", "Compute dtype. auto: the checkpoint's; float32 for GGUF files on CPU, bfloat16 on accelerators")
@@ -102,10 +107,14 @@ class ModelConfig:
             object.__setattr__(self, "dtype", _DTYPE_ALIASES[self.dtype])
         _one_of("dtype", self.dtype, get_args(Dtype))
         _one_of("load_format", self.load_format, get_args(LoadFormat))
+        _one_of("runner", self.runner, get_args(Runner))
+        _one_of("convert", self.convert, get_args(Convert))
+        if self.runner == "generate" and (self.convert not in ("auto", "none") or self.pooler_config):
+            raise ConfigError("convert and pooler_config belong to runner='pooling'; leave them out, or choose that runner")
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_logprobs", self.max_logprobs, -1)
-        for name in ("override_generation_config", "hf_overrides"):
+        for name in ("override_generation_config", "hf_overrides", "pooler_config"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
                 raise ConfigError(f"{name} must be an object of names and values, got {value!r}")

@@ -13,6 +13,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from jaxllm.errors import InvalidRequestError
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 
 # --------------------------------------------------------------------------- front <-> engine (crosses a process: msgspec)
@@ -35,7 +37,7 @@ class ErrorKind(enum.StrEnum):
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One sequence to generate (a request with n > 1 becomes n of these). Validated by the front, checked again by the engine."""
+    """One sequence to generate (a request with n > 1 becomes n of these) or to pool. Validated by the front, checked again here."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -45,6 +47,10 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     cache_salt: str | None = None
     # Seconds since the epoch; a request not finished by then ends with finish reason "abort".
     deadline: float | None = None
+    # Set where the answer is a vector; sampling parameters mean nothing then.
+    pooling_params: PoolingParams | None = None
+    # Of a pair: the index of the second text's first token.
+    second_start: int | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -58,11 +64,27 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int
 
 
+class Pooled(msgspec.Struct, array_like=True):
+    """The answer to a pooling request: float32 values, [W], or [tokens, W] for a task of tokens."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Pooled:
+        return cls(np.ascontiguousarray(array, np.float32).tobytes(), array.shape)
+
+    @property
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.data, np.float32).reshape(self.shape)
+
+
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step brought for one request."""
 
     request_id: str
     new_token_ids: list[int] = []
+    pooled: Pooled | None = None
     logprobs: list[TokenLogprobs] | None = None
     # Positions 1.. of the prompt, delivered once, before or with the first token.
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -105,6 +127,28 @@ class EngineOutputs(msgspec.Struct, kw_only=True):
     stats: SchedulerStats | None = None
 
 
+class PoolingInfo(msgspec.Struct, kw_only=True):
+    """What a pooling model answers with."""
+
+    # The first one is what a request gets that names none.
+    tasks: list[str]
+    # Of an answer.
+    width: int
+    # Names of the classes, in order; empty for embeddings.
+    labels: list[str] = []
+    # Whether a pair is one input with a separator of the tokenizer between its texts.
+    pairs: bool = False
+    # Dimensions that an embedding may be cut to; True: any number.
+    matryoshka: bool | list[int] = False
+    # Whether texts are lowercased before they are tokenised.
+    lower_case: bool = False
+
+    def check_scores(self) -> None:
+        """Raises InvalidRequestError where what the model says of a pair is no score."""
+        if "classify" not in self.tasks or self.width != 1:
+            raise InvalidRequestError(f"this model gives {self.width} classes; scores need a cross-encoder with one, or an embedding model")
+
+
 class EngineInfo(msgspec.Struct, kw_only=True):
     """What the front must know of a started engine."""
 
@@ -116,6 +160,8 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     max_num_batched_tokens: int
     dtype: str
     platform: str
+    # Set where the model answers with vectors and does not generate.
+    pooling: PoolingInfo | None = None
     # Phase name -> seconds, in order.
     startup_seconds: dict[str, float] = {}
 
@@ -174,6 +220,8 @@ class NewRow:
     sampling_params: SamplingParams
     seed: int
     page_ids: list[list[int]]
+    pooling_params: PoolingParams | None = None
+    second_start: int | None = None
 
 
 @dataclass(slots=True)
@@ -214,7 +262,8 @@ class RowResult:
     """What a step gave for one row, in the order of `SchedulerOutput.rows`.
 
     `token_id` is None where the row did not sample. `prompt_logprobs` covers the positions start+1 .. start+num_tokens of the prompt
-    that this chunk predicts. `error` is set where activations were not finite or no token was left to sample; the request must end.
+    that this chunk predicts. `pooled` is the answer of a pooling model. `error` is set where activations were not finite or no
+    token was left to sample; the request must end.
     """
 
     token_id: int | None = None
@@ -222,6 +271,7 @@ class RowResult:
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.FAILED
+    pooled: Pooled | None = None
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxllm.runner.mesh import Placement
     from jaxllm.text.tokenizer import Tokenizer
     from jaxllm.weights.checkpoint import Checkpoint
+    from jaxllm.weights.sentence_transformers import SentenceModules
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def start_engine(
         ModelLoadError: a model that cannot be found, read or loaded.
         OutOfMemoryPlanError: a memory plan that cannot fit; raised before anything is allocated.
     """
-    phases = _Phases()
+    phases = Phases()
     with phases("resolve"):
         if files is None:
             from jaxllm.weights.download import resolve_model
@@ -65,10 +66,15 @@ def start_engine(
         device = placement.mesh.devices.flat[0]
         platform = device.platform
         backend = choose_backend(platform, device.device_kind)
+    modules = _sentence_modules(files)
+    if _pools(config, files, modules):
+        from jaxllm.launch_pooling import start_pooling
+
+        return start_pooling(config, files, tokenizer, placement, modules, phases)
     with phases("plan"):
         from jaxllm.runner.memory import plan_memory
 
-        checkpoint = _open_checkpoint(config, files)
+        checkpoint = open_weights(config, files)
         dtype = compute_dtype(config, files, checkpoint, platform)
         model_def = define(files, dtype, config, config.model.max_model_len)
         limits = step_limits(config, platform)
@@ -80,7 +86,7 @@ def start_engine(
             "%s, %s, %s on %d %s device(s); %s", files.name, model_def.architecture, dtype, placement.mesh.size, platform, plan.table()
         )
     with phases("load"):
-        params = _load(model_def, checkpoint, placement, config.model.seed)
+        params = load(model_def, checkpoint, placement, config.model.seed)
         jax.block_until_ready(params)
     with phases("compile"):
         runner = _runner(config, model_def, params, plan, limits, placement, backend, tokenizer.vocab_size)
@@ -110,7 +116,22 @@ def start_engine(
     return EngineCore(scheduler, runner, async_scheduling=config.scheduler.async_scheduling), info
 
 
-class _Phases:
+def _sentence_modules(files: ModelFiles) -> SentenceModules | None:
+    from jaxllm.weights.sentence_transformers import read_modules
+
+    return read_modules(files.path) if files.kind == "hf" else None
+
+
+def _pools(config: EngineConfig, files: ModelFiles, modules: SentenceModules | None) -> bool:
+    """Whether the model is to be pooled: as the user says, or as it was made."""
+    from jaxllm.models.pooling import is_for_pooling
+
+    if config.model.runner != "auto":
+        return config.model.runner == "pooling"
+    return config.model.convert in ("embed", "classify") or is_for_pooling(files.config, modules)
+
+
+class Phases:
     """Seconds that each phase of the start took, in order."""
 
     def __init__(self) -> None:
@@ -123,7 +144,7 @@ class _Phases:
         self.seconds[name] = time.perf_counter() - started
 
 
-def _open_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint | None:
+def open_weights(config: EngineConfig, files: ModelFiles) -> Checkpoint | None:
     """The weights' headers; None where they are made up."""
     if config.model.load_format == "dummy":
         return None
@@ -138,14 +159,15 @@ def _open_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint | No
 
 def compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoint | None, platform: str) -> str:
     """The dtype asked for; for "auto" the checkpoint's, or for GGUF files the one that the platform is best at."""
-    from jaxllm.models.registry import find_family
+    from jaxllm.models.registry import FAMILIES
 
     if config.model.dtype != "auto":
         return config.model.dtype
     if files.kind == "gguf":
         return "float32" if platform == "cpu" else "bfloat16"
     stored = _stored_dtype(files.config, checkpoint)
-    if stored == "float16" and not find_family(files.config).float16:
+    family = FAMILIES.get((files.config.get("architectures") or [""])[0])
+    if stored == "float16" and family is not None and not family.float16:
         logger.warning("the checkpoint is float16, whose range this model's activations exceed: computing in bfloat16")
         return "bfloat16"
     return stored if stored in _COMPUTE_DTYPES else "float32"
@@ -190,7 +212,7 @@ def step_limits(config: EngineConfig, platform: str) -> Limits:
     )
 
 
-def _load(model_def: ModelDef, checkpoint: Checkpoint | None, placement: Placement, seed: int) -> list[jax.Array]:
+def load(model_def: ModelDef, checkpoint: Checkpoint | None, placement: Placement, seed: int) -> list[jax.Array]:
     from jaxllm.weights.dummy import dummy_params
     from jaxllm.weights.rules import load_params
 

@@ -16,25 +16,25 @@ from tqdm import tqdm
 from jaxllm.config import EngineConfig
 from jaxllm.core_types import EngineInfo
 from jaxllm.engine.beam_search import BeamSearch
-from jaxllm.engine.client import InprocClient
+from jaxllm.engine.client import InprocClient, error_from
 from jaxllm.engine.front import Front, load_text_side
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.interrupts import interrupts_between_steps
 from jaxllm.engine.metrics import EngineMetrics
-from jaxllm.engine.output_processor import RequestState
-from jaxllm.errors import EngineDeadError, InvalidRequestError, NotSupportedError, RequestFailedError
+from jaxllm.engine.output_processor import OpenRequest, PoolingState
+from jaxllm.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from jaxllm.launch import start_engine
-from jaxllm.outputs import BeamSearchOutput, Logprob, Metric, RequestOutput
+from jaxllm.llm_pooling import PoolingMethods, Progress, progress_bar, prompt_list, refuse, same_length
+from jaxllm.outputs import BeamSearchOutput, Logprob, Metric, PoolingRequestOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
 
 ChatMessages = Sequence[Mapping[str, Any]]
-Progress = bool | Callable[..., tqdm]
 
 
-class LLM:
-    """A model to generate with, in this process.
+class LLM(PoolingMethods):
+    """A model to generate with, or a pooling model to embed, classify and score with, in this process.
 
     Args:
         model: Hugging Face directory, hub id or .gguf file; None is the embedded default model.
@@ -98,8 +98,8 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or parameter that cannot be served; nothing was generated then.
         """
-        _refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
-        return self._generate(_prompt_list(prompts), sampling_params, use_tqdm, priority, add_special_tokens=True)
+        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
+        return self._generate(prompt_list(prompts), sampling_params, use_tqdm, priority, add_special_tokens=True)
 
     def chat(
         self,
@@ -129,7 +129,7 @@ class LLM:
         Raises:
             InvalidRequestError: the template refuses the messages, or a parameter cannot be served.
         """
-        _refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
+        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
                 "continue_final_message goes on with the last message, so it cannot be set with add_generation_prompt; "
@@ -166,14 +166,14 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt that cannot be served, or a beam so wide that 2 * beam_width exceeds max_logprobs.
         """
-        _refuse(lora_request=lora_request)
+        refuse(lora_request=lora_request)
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InvalidRequestError(f"concurrency_limit must be at least 1, got {concurrency_limit}", param="concurrency_limit")
         single = SamplingParams(
             temperature=params.temperature, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False, ignore_eos=True
         )
         searches = []
-        for prompt in _prompt_list(prompts):
+        for prompt in prompt_list(prompts):
             request = self._front.input.process(next(self._ids), prompt, single)
             searches.append(
                 BeamSearch(
@@ -184,7 +184,7 @@ class LLM:
                 )
             )
         group = concurrency_limit or max(1, len(searches))
-        with _bar(use_tqdm, len(searches), "Searched prompts") as bar:
+        with progress_bar(use_tqdm, len(searches), "Searched prompts") as bar:
             for start in range(0, len(searches), group):
                 self._search(searches[start : start + group], single, bar)
         return [self._decoded(search) for search in searches]
@@ -228,21 +228,21 @@ class LLM:
         if params is None:
             params = self.get_default_sampling_params()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        _same_length("sampling_params", each, prompts)
+        same_length("sampling_params", each, prompts)
         priorities = [0] * len(prompts) if priority is None else list(priority)
-        _same_length("priority", priorities, prompts)
+        same_length("priority", priorities, prompts)
         requests = [
             self._front.input.process(next(self._ids), prompt, _final_only(one), priority=level, add_special_tokens=add_special_tokens)
             for prompt, one, level in zip(prompts, each, priorities, strict=True)
         ]
-        bar = _bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0))
+        bar = progress_bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0))
         with self._lock, bar, interrupts_between_steps() as raise_interrupt:
             return self._run(requests, bar, raise_interrupt)
 
-    def _run(self, requests: list[ProcessedRequest], bar: tqdm, raise_interrupt: Callable[[], None]) -> list[RequestOutput]:
+    def _run(self, requests: list[ProcessedRequest], bar: tqdm, raise_interrupt: Callable[[], None]) -> list[Any]:
         """Step the engine until every request is finished; whatever interrupts it leaves nothing running."""
         client, front = self._open_client(), self._front
-        waiting, done = deque(requests), dict[str, RequestOutput]()
+        waiting, done = deque(requests), dict[str, Any]()
         num_prompt_tokens = num_output_tokens = 0
         try:
             while len(done) < len(requests):
@@ -266,6 +266,11 @@ class LLM:
                     client.abort_requests(front.abort(request.request_id))
             self._settle()
         return [done[request.request_id] for request in requests]
+
+    def _pool(self, requests: list[ProcessedRequest], use_tqdm: Progress) -> list[PoolingRequestOutput]:
+        bar = progress_bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0))
+        with self._lock, bar, interrupts_between_steps() as raise_interrupt:
+            return self._run(requests, bar, raise_interrupt)
 
     def _admit(self, waiting: deque[ProcessedRequest]) -> None:
         """Hand over as many requests as the engine's queue takes; the others wait here."""
@@ -331,26 +336,6 @@ def _close_if_alive(reference: weakref.ref[LLM]) -> None:
         llm.close()
 
 
-def _refuse(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotSupportedError(f"{name} is not supported yet; leave it out", param=name)
-
-
-def _prompt_list(prompts: Any) -> Sequence[Prompt]:
-    """`prompts` as a list of prompts: a list of integers is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise InvalidRequestError(
-            f"prompts must be text, token ids, a dict with prompt or prompt_token_ids, or a list of these; got {type(prompts).__name__}",
-            param="prompts",
-        )
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]
-    return prompts
-
-
 def _conversations(messages: Any) -> Sequence[ChatMessages]:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidRequestError(
@@ -359,19 +344,17 @@ def _conversations(messages: Any) -> Sequence[ChatMessages]:
     return [messages] if messages and isinstance(messages[0], Mapping) else messages
 
 
-def _same_length(name: str, values: Sequence[Any], prompts: Sequence[Any]) -> None:
-    if len(values) != len(prompts):
-        raise InvalidRequestError(f"{name} has {len(values)} entries for {len(prompts)} prompts; give one for each", param=name)
-
-
 def _final_only(params: Any) -> Any:
     """`params` asking for the finished output only; anything else is refused where it is checked."""
     return params.clone(output_kind=RequestOutputKind.FINAL_ONLY) if isinstance(params, SamplingParams) else params
 
 
-def _final_output(state: RequestState) -> RequestOutput:
+def _final_output(state: OpenRequest) -> RequestOutput | PoolingRequestOutput:
+    """Raises what a pooling request failed with; of others the output says that they failed."""
     if state.failure is not None:
         logger.error("request %s failed: %s", state.request_id, state.failure.error)
+        if isinstance(state, PoolingState) and (error := error_from(state.failure)) is not None:
+            raise error
     output = state.take()
     assert output is not None
     return output
@@ -380,8 +363,3 @@ def _final_output(state: RequestState) -> RequestOutput:
 def _speed(num_prompt_tokens: int, num_output_tokens: int, seconds: float) -> str:
     seconds = seconds or 1.0
     return f"est. speed input: {num_prompt_tokens / seconds:.2f} toks/s, output: {num_output_tokens / seconds:.2f} toks/s"
-
-
-def _bar(use_tqdm: Progress, total: int, desc: str, **options: Any) -> tqdm:
-    make = use_tqdm if callable(use_tqdm) else tqdm
-    return make(total=total, desc=desc, dynamic_ncols=True, disable=not use_tqdm, **options)

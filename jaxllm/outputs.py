@@ -1,9 +1,11 @@
-"""What users get back: vLLM's `RequestOutput`, `CompletionOutput` and `Logprob`."""
+"""What users get back: vLLM's `RequestOutput`, `CompletionOutput` and `Logprob`, and the outputs of pooling requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Logprob(NamedTuple):
@@ -65,6 +67,63 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """`data` is float32: [width], or [tokens, width] where each token has an answer."""
+
+    data: np.ndarray
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """`probs` has one entry a class; logits where the request turned the activation off."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """The answer to one pooling request. `outputs` is a `PoolingOutput`; of `embed`, `classify` and `score` what the subclasses say."""
+
+    request_id: str
+    outputs: Any
+    prompt_token_ids: list[int]
+    finished: bool = True
+    prompt: str | None = None
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput):
+    """`outputs` is an `EmbeddingOutput`."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput):
+    """`outputs` is a `ClassificationOutput`."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput):
+    """`outputs` is a `ScoringOutput`. `prompt_token_ids` are those of both texts."""
 
 
 @dataclass(slots=True)

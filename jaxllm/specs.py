@@ -13,7 +13,7 @@ from typing import Literal
 
 NormKind = Literal["rms", "rms_wide", "rms_plus_one", "layer", "layer_plus_one"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "xielu"]
-Placement = Literal["pre", "output", "sandwich", "post", "parallel", "parallel_shared"]
+Placement = Literal["pre", "pre_mlp", "output", "sandwich", "post", "parallel", "parallel_shared"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class AttendSpec:
     `window` counts the positions that a query sees, itself included; None sees everything before it. Where `chunked`, sequences are cut
     into chunks of `window` positions, and a query sees those of its own chunk. `softcap` bounds the scores: softcap * tanh(score /
     softcap). `latent` is the number of leading dims of the one key head that are its value as well (multi-head latent attention).
-    `alibi` has a slope for each query head: a score loses slope * distance (Press et al., 2021, arXiv:2108.12409).
+    `alibi` has a slope for each query head: a score loses slope * distance (Press et al., 2021, arXiv:2108.12409). Where not `causal`,
+    a query sees as far ahead as back.
     """
 
     scale: float
@@ -32,6 +33,7 @@ class AttendSpec:
     chunked: bool = False
     latent: int | None = None
     alibi: tuple[float, ...] | None = None
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,9 @@ class LayerInputSpec:
 class BlockSpec:
     """Mixer and feed-forward with a residual around each; `placement` says where the norms n stand around such a part f.
 
-    `pre`: x + f(n(x)). `output`: x + n(f(x)). `sandwich`: x + n(f(n(x))). `post`: n(x + f(x)). `parallel`: x + f(n(x)) + g(n'(x)) for
-    mixer f and feed-forward g; `parallel_shared`: with one norm for both. `residual_scale` multiplies f(...) before it is added;
-    `scaled`: a learned scalar multiplies the whole block's result.
+    `pre`: x + f(n(x)). `pre_mlp`: the same, but for the mixer x + f(x). `output`: x + n(f(x)). `sandwich`: x + n(f(n(x))).
+    `post`: n(x + f(x)). `parallel`: x + f(n(x)) + g(n'(x)) for mixer f and feed-forward g; `parallel_shared`: with one norm for both.
+    `residual_scale` multiplies f(...) before it is added; `scaled`: a learned scalar multiplies the whole block's result.
     """
 
     mixer: MixerSpec
@@ -191,12 +193,12 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder-only language model.
+    """A decoder-only language model, or, where attention is not causal, an encoder.
 
     `vocab_size` is that of the tokens; `padded_vocab_size` the rows of embedding and head (more where shards must be equal).
     `embedding_width` is that of embedding and head where a projection leads from and to `width`. `learned_positions` is the number of
-    learned position embeddings, None without; position p has row p + `position_offset`. `embedding_scale` multiplies embeddings,
-    `logit_scale` logits, before `final_softcap` bounds them.
+    learned position embeddings, None without; position p has row p + `position_offset`. `token_types` is the number of learned embeddings
+    of segments. `embedding_scale` multiplies embeddings, `logit_scale` logits, before `final_softcap` bounds them.
     """
 
     width: int
@@ -211,6 +213,7 @@ class DecoderSpec:
     embedding_norm: NormSpec | None = None
     learned_positions: int | None = None
     position_offset: int = 0
+    token_types: int = 0
     head_bias: bool = False
     logit_scale: float = 1.0
     final_softcap: float | None = None
@@ -227,3 +230,38 @@ class DecoderSpec:
             shared = None if block.mixer.cache else block.mixer.cache_of
             caches.append(len(set(caches)) if shared is None else caches[shared])
         return tuple(caches)
+
+
+PoolingKind = Literal["cls", "last", "mean", "max", "mean_sqrt_len", "weighted_mean"]
+OutputActivation = Literal["normalize", "softmax", "sigmoid", "tanh", "identity"]
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """norm(activation(x W + b)): one layer behind the pooling. `width` is that of its output."""
+
+    width: int
+    bias: bool = True
+    activation: Activation | Literal["tanh", "sigmoid"] | None = None
+    norm: NormSpec | None = None
+
+
+@dataclass(frozen=True)
+class PoolingSpec:
+    """A model whose answer is a vector: a backbone, how its hidden states become one, and the layers behind.
+
+    `kinds` are poolings whose results are concatenated. `task` says what the vector is: an embedding, or scores of classes. `per_token`:
+    every token has an answer of its own unless a request asks otherwise. `activation` is what answers go through at last.
+    """
+
+    backbone: DecoderSpec
+    kinds: tuple[PoolingKind, ...]
+    dense: tuple[DenseSpec, ...]
+    task: Literal["embed", "classify"]
+    activation: OutputActivation
+    per_token: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of an answer."""
+        return self.dense[-1].width if self.dense else self.backbone.width * len(self.kinds)

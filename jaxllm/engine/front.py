@@ -9,7 +9,9 @@ from jaxllm.core_types import EngineInfo, EngineOutputs, FinishReason
 from jaxllm.engine.generation_config import GenerationDefaults, generation_defaults
 from jaxllm.engine.input_processor import InputProcessor, ProcessedRequest
 from jaxllm.engine.metrics import EngineMetrics
-from jaxllm.engine.output_processor import OutputProcessor, Progress, RequestState
+from jaxllm.engine.output_processor import OpenRequest, OutputProcessor, Progress
+from jaxllm.engine.pooling_processor import PoolingProcessor
+from jaxllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from jaxllm.model_files import ModelFiles
@@ -30,17 +32,22 @@ class Front:
     ):
         self.tokenizer = tokenizer
         self.defaults = defaults
-        self.input = InputProcessor(
-            info,
-            tokenizer,
-            defaults,
-            max_logprobs=config.model.max_logprobs,
-            priorities=config.scheduler.scheduling_policy == "priority",
-        )
+        priorities = config.scheduler.scheduling_policy == "priority"
+        self.input = InputProcessor(info, tokenizer, defaults, max_logprobs=config.model.max_logprobs, priorities=priorities)
+        self._pooling = PoolingProcessor(info, info.pooling, tokenizer, priorities=priorities) if info.pooling else None
         self.output = OutputProcessor(tokenizer)
         self.metrics = EngineMetrics(info, model_name=config.model.model or "") if metrics is None else metrics
 
-    def open(self, request: ProcessedRequest) -> RequestState:
+    @property
+    def pooling(self) -> PoolingProcessor:
+        """The input processor of a pooling model. Raises InvalidRequestError where the model is none."""
+        if self._pooling is None:
+            raise InvalidRequestError(
+                "this model generates text and gives no vectors or scores; start it with runner='pooling', or use a model made for that"
+            )
+        return self._pooling
+
+    def open(self, request: ProcessedRequest) -> OpenRequest:
         """A request goes to the engine: follow it from here on."""
         for index, child in enumerate(request.children):
             self.metrics.add_request(child, n=len(request.children) if index == 0 else None)

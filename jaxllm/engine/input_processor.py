@@ -15,6 +15,7 @@ import msgspec
 from jaxllm.core_types import EngineInfo, EngineRequest
 from jaxllm.engine.generation_config import GenerationDefaults
 from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import MAX_BAD_WORD_SEQUENCES, MAX_LOGIT_BIAS_ENTRIES, ReasoningMarks, SamplingParams
 from jaxllm.text.grammar import output_grammar
 from jaxllm.text.grammar_compiler import grammar_compiler
@@ -43,6 +44,8 @@ class ProcessedRequest:
     sampling_params: SamplingParams
     arrival_time: float
     children: list[EngineRequest] = field(default_factory=list)
+    # Set where the answer is a vector.
+    pooling_params: PoolingParams | None = None
 
 
 class InputProcessor:
@@ -84,25 +87,20 @@ class InputProcessor:
         Raises:
             InvalidRequestError: anything about the request that cannot be served; the message says what would work.
         """
+        if self._info.pooling is not None:
+            raise InvalidRequestError(
+                "this model answers with vectors and generates nothing: embed, classify, score and encode work (/v1/embeddings, /classify, "
+                "/score, /pooling); runner='generate' makes a model that can generate do so"
+            )
         text, token_ids, salt = self._read_prompt(prompt, add_special_tokens)
         if salt is not None and cache_salt is not None and salt != cache_salt:
             raise InvalidRequestError(
                 f"cache_salt is given twice: {salt!r} with the prompt and {cache_salt!r} beside it", param="cache_salt", value=cache_salt
             )
         cache_salt = _checked_salt(salt if salt is not None else cache_salt)
-        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
-            raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", param="priority", value=priority)
-        if priority and not self._priorities:
-            raise InvalidRequestError(
-                f"priority={priority} needs an engine started with scheduling_policy='priority'; send 0 or leave it out",
-                param="priority",
-                value=priority,
-            )
-        if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, int | float)):
-            raise InvalidRequestError(f"deadline must be a time in seconds since the epoch, got {deadline!r}", param="deadline")
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", param="sampling_params")
-        _check_unicode("request_id", request_id)
+        check_envelope(request_id, priority, deadline, priorities=self._priorities)
         params.verify()
         token_ids = self._truncated(token_ids, params)
         self._check_prompt(token_ids)
@@ -130,7 +128,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             return prompt, self._encode(prompt, add_special_tokens), None
         if not isinstance(prompt, Mapping):
-            return None, _checked_ids(prompt), None
+            return None, checked_ids(prompt), None
         for key in prompt:
             if key in _NOT_OFFERED and prompt[key] is not None:
                 raise NotSupportedError(f"prompts with {key!r} are not supported yet; send text or token ids", param=key)
@@ -144,13 +142,13 @@ class InputProcessor:
         if text is not None and not isinstance(text, str):
             raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}", param="prompt")
         if ids is not None:
-            return text, _checked_ids(ids), salt
+            return text, checked_ids(ids), salt
         if text is None:
             raise InvalidRequestError("the prompt must hold either prompt or prompt_token_ids", param="prompt")
         return text, self._encode(text, add_special_tokens), salt
 
     def _encode(self, text: str, add_special_tokens: bool, param: str = "prompt") -> list[int]:
-        _check_unicode(param, text)
+        check_unicode(param, text)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _truncated(self, token_ids: list[int], params: SamplingParams) -> list[int]:
@@ -205,7 +203,7 @@ class InputProcessor:
         self._check_logprobs(params)
         self._check_ids(params)
         for stop in params.stop or ():
-            _check_unicode("stop", stop)
+            check_unicode("stop", stop)
         bad_words = self._tokenise_bad_words(params.bad_words)
         self._check_bans(params, bad_words)
         grammar = None
@@ -329,7 +327,23 @@ def _children(params: SamplingParams) -> list[SamplingParams]:
     return [first, *(other.clone(seed=(params.seed + index + 2**63) % 2**64 - 2**63) for index in range(1, params.n))]
 
 
-def _checked_ids(ids: Any) -> list[int]:
+def check_envelope(request_id: str, priority: Any, deadline: Any, *, priorities: bool) -> None:
+    """Check what comes with a prompt, whatever is to be done with it. `priorities`: the engine schedules by priority."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
+        raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", param="priority", value=priority)
+    if priority and not priorities:
+        raise InvalidRequestError(
+            f"priority={priority} needs an engine started with scheduling_policy='priority'; send 0 or leave it out",
+            param="priority",
+            value=priority,
+        )
+    if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, int | float)):
+        raise InvalidRequestError(f"deadline must be a time in seconds since the epoch, got {deadline!r}", param="deadline")
+    check_unicode("request_id", request_id)
+
+
+def checked_ids(ids: Any) -> list[int]:
+    """A prompt's token ids, which must be integers of at least 0."""
     if isinstance(ids, bytes | str) or not isinstance(ids, Sequence):
         raise InvalidRequestError(
             f"a prompt is text, a list of token ids, or a dict with prompt or prompt_token_ids; got {type(ids).__name__}", param="prompt"
@@ -342,7 +356,7 @@ def _checked_ids(ids: Any) -> list[int]:
     return ids
 
 
-def _check_unicode(param: str, text: str) -> None:
+def check_unicode(param: str, text: str) -> None:
     """Refuse lone surrogates (JSON's \\ud800 gives one): they are no text, and neither tokenizers nor messages take them."""
     try:
         text.encode()
@@ -359,5 +373,5 @@ def _checked_salt(salt: Any) -> str | None:
             param="cache_salt",
             value=salt,
         )
-    _check_unicode("cache_salt", salt)
+    check_unicode("cache_salt", salt)
     return salt

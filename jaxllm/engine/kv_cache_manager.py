@@ -102,7 +102,7 @@ class KVCacheManager:
     @property
     def usage(self) -> float:
         """Share of pages in use in the fullest group, 0 to 1."""
-        return max(group.pool.usage for group in self._groups)
+        return max((group.pool.usage for group in self._groups), default=0.0)
 
     def num_free_pages(self) -> list[int]:
         return [group.pool.num_free for group in self._groups]
@@ -261,7 +261,7 @@ class KVCacheManager:
         return num_new if self._interval is None else min(num_new, self._interval - start % self._interval)
 
     def _capacity(self, request: Request) -> int:
-        return min(len(table) * group.size for group, table in zip(self._groups, request.page_ids, strict=True))
+        return min((len(table) * group.size for group, table in zip(self._groups, request.page_ids, strict=True)), default=0)
 
     def _free_behind_window(self, request: Request, g: int) -> None:
         table = request.page_ids[g]

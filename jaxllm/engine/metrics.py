@@ -185,7 +185,7 @@ class EngineMetrics:
         sequence.num_preemptions += output.num_preemptions
         if output.first_scheduled_time is not None:
             sequence.first_scheduled = output.first_scheduled_time
-        if not output.new_token_ids:
+        if not output.new_token_ids and output.pooled is None:
             return
         count = len(output.new_token_ids)
         self._generation_tokens.inc(count)

@@ -53,10 +53,12 @@ class Request:
         "page_hashes",
         "page_ids",
         "params",
+        "pooling",
         "priority",
         "prompt_len",
         "prompt_logprobs",
         "request_id",
+        "second_start",
         "seed",
         "sent_bans",
         "sent_first_output",
@@ -82,6 +84,8 @@ class Request:
         params = request.sampling_params
         self.request_id = request.request_id
         self.params = params
+        self.pooling = request.pooling_params
+        self.second_start = request.second_start
         self.arrival_time = request.arrival_time
         self.priority = request.priority
         self.deadline = request.deadline

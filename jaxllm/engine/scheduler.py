@@ -60,6 +60,7 @@ class Scheduler:
         max_num_queued_reqs: int | None = None,
         seed: int = 0,
         grammars: GrammarMasks | None = None,
+        pooling: bool = False,
     ):
         self.kv = KVCacheManager(spec, enable_prefix_caching=enable_prefix_caching)
         self.max_num_seqs = max_num_seqs
@@ -68,6 +69,8 @@ class Scheduler:
         self.max_num_queued_reqs = max_num_queued_reqs
         self.seed = seed
         self.grammars = grammars
+        # Requests are pooled: each is computed in one step, and gets no token.
+        self.pooling = pooling
         self._by_priority = policy == "priority"
         # The last sampled token is never stored, so a sequence may be one longer than its pages.
         positions = self.kv.max_positions()
@@ -123,14 +126,21 @@ class Scheduler:
         length = len(request.prompt_token_ids)
         if length == 0:
             raise InvalidRequestError("the prompt is empty; at least one token is needed", param="prompt")
-        if length >= self.max_model_len:
+        if (request.pooling_params is not None) != self.pooling:
+            needed = "pooling_params: it answers with vectors" if self.pooling else "sampling_params: it generates"
+            raise InvalidRequestError(f"requests to this model need {needed}")
+        if self.pooling and length > self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {length} tokens, but this model takes at most {self.max_model_len}", param="prompt", value=length
+            )
+        if not self.pooling and length >= self.max_model_len:
             raise InvalidRequestError(
                 f"the prompt has {length} tokens, but this model's context of {self.max_model_len} must hold the prompt and at least one "
                 f"new token; send at most {self.max_model_len - 1}",
                 param="prompt",
                 value=length,
             )
-        if length >= self.max_len:
+        if not self.pooling and length >= self.max_len:
             raise InvalidRequestError(
                 f"the prompt has {length} tokens, but the KV cache has room for {self.max_len - 1} in all; send a shorter prompt, or give "
                 "the cache more memory (gpu_memory_utilization, kv_cache_memory_bytes)",
@@ -312,9 +322,11 @@ class Scheduler:
             self._waiting.push(request)
 
     def _admit(self, request: Request, budget: int) -> int | None:
-        """Give a slot and pages. Returns the tokens of its first step, 0 where pages lack, None where its prefix is being computed."""
+        """Give a slot and pages. Returns the tokens of its first step, 0 where pages lack, None where others may go before it: its prefix
+        is being computed, or it must not be cut and does not fit this step.
+        """
         hit = self.kv.find_prefix(request)
-        if hit.pending:
+        if hit.pending or (self.pooling and len(request.token_ids) > budget):
             return None
         wanted = min(len(request.token_ids) - hit.num_tokens, budget)
         num_new = self.kv.admit(request, hit, wanted, reserve=_ADMISSION_RESERVE if self._running else 0.0)
@@ -410,6 +422,8 @@ class Scheduler:
             sampling_params=request.params,
             seed=request.seed,
             page_ids=page_ids,
+            pooling_params=request.pooling,
+            second_start=request.second_start,
         )
 
     # ------------------------------------------------------------------ a step's results are in
@@ -438,10 +452,14 @@ class Scheduler:
         return outputs
 
     def _commit_row(self, request: Request, row: ScheduledRow, result: RowResult) -> EngineOutput | None:
-        if result.error is not None or (row.samples and result.token_id is None):
-            return self._fail(request, result.error or "its step brought no token", result.error_kind)
+        if result.error is not None or (row.samples and result.token_id is None and result.pooled is None):
+            return self._fail(request, result.error or "its step brought nothing", result.error_kind)
         if request.status is Status.FINISHED:
             return None
+        if self.pooling:
+            output = self._finish(request, FinishReason.STOP)
+            output.pooled = result.pooled
+            return output
         if request.prompt_logprobs is not None and result.prompt_logprobs:
             have = len(request.prompt_logprobs)
             # A chunk that is computed again after preemption brings positions that are there already.

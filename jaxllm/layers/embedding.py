@@ -14,7 +14,8 @@ from jaxllm.specs import NormSpec
 
 
 class Embedding(nnx.Module):
-    """Rows of `weight` [V, M] by token id, scaled, plus rows of `positions` [P, M] by position + `position_offset`, normalised.
+    """Rows of `weight` [V, M] by token id, scaled, plus rows of `positions` [P, M] by position + `position_offset` and of `types` by token
+    type, normalised.
 
     Where the rows have another width than the model, `weight` is [V, table_width] and `projection` [M, table_width].
     """
@@ -28,6 +29,7 @@ class Embedding(nnx.Module):
         scale: float | None = None,
         positions: int | None = None,
         position_offset: int = 0,
+        token_types: int = 0,
         table_width: int | None = None,
         norm: NormSpec | None = None,
     ):
@@ -36,15 +38,18 @@ class Embedding(nnx.Module):
         self.weight = param((vocab_size, table_width or width), ("vocab", "embed"), dtype)
         self.projection = param((width, table_width), ("embed", None), dtype) if table_width else None
         self.positions = param((positions + position_offset, width), (None, "embed"), dtype) if positions else None
+        self.types = param((token_types, width), (None, "embed"), dtype) if token_types else None
         self.norm = Norm(norm, width, dtype, "embed") if norm else None
 
-    def __call__(self, token_ids: jax.Array, positions: jax.Array) -> jax.Array:
-        """token_ids [T] and positions [T], both int32 and in range, to [T, M]."""
+    def __call__(self, token_ids: jax.Array, positions: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
+        """token_ids, positions and token_types (None: all 0) [T], int32 and in range, to [T, M]."""
         x = take_rows(self.weight[...], token_ids, self.scale)
         if self.projection is not None:
             x = linear(x, self.projection[...])
         if self.positions is not None:
             x = x + take_rows(self.positions[...], positions + self.position_offset)
+        if self.types is not None:
+            x = x + (self.types[...][0] if token_types is None else take_rows(self.types[...], token_types))
         return x if self.norm is None else self.norm(x)
 
 

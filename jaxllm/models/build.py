@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,8 +60,8 @@ class ModelDef:
         """Elements of all parameters as stored on the devices."""
         return sum(math.prod(abstract.shape) for abstract in self.shapes.values())
 
-    def bind(self, params: Sequence[jax.Array]) -> Decoder:
-        """The decoder over `params`, in the order of `names`. Cheap only while tracing: call it inside `jax.jit`."""
+    def bind(self, params: Sequence[jax.Array]) -> Any:
+        """The module (a `Decoder`) over `params`, in the order of `names`. Cheap only while tracing: call it inside `jax.jit`."""
         flat = [(path, variable.replace(value)) for (path, variable), value in zip(self._variables, params, strict=True)]
         return nnx.merge(self._graph, nnx.from_flat_state(flat))
 
@@ -94,31 +94,42 @@ def define_model(
     logical = family.to_spec(config, max_model_len)
     config.refuse_unread(family.architecture, family.harmless_keys)
     logical = dataclasses.replace(logical, blocks=logical.blocks[:num_layers])
-    spec = _shard(logical, tensor_parallel_size)
+    spec = shard(logical, tensor_parallel_size)
 
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spec, dtype)))
-    variables = {".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
-    shapes = {name: jax.ShapeDtypeStruct(v.get_value().shape, v.get_value().dtype) for name, (_, v) in variables.items()}
-    dims = [CheckpointDims(vocab_size=logical.vocab_size, num_kv_heads=block.mixer.num_kv_heads) for block in logical.blocks]
-    return ModelDef(
-        architecture=family.architecture,
-        spec=spec,
-        names=tuple(shapes),
-        shapes=shapes,
-        axes={name: v.get_metadata("axes") for name, (_, v) in variables.items()},
-        rules=bind_rules(family.rules, shapes, dims, prefix=family.prefix, ignored=_ignored(family, spec), renamed=family.renamed),
-        cache_layers=tuple(block.mixer.cache for block in spec.blocks if block.mixer.cache is not None),
-        _graph=graph,
-        _variables=tuple(variables.values()),
+    module = abstract(lambda: Decoder(spec, dtype))
+    ignored = ignored_names(family, spec)
+    rules = bind_rules(
+        family.rules, module["shapes"], checkpoint_dims(logical), prefix=family.prefix, ignored=ignored, renamed=family.renamed
     )
+    cache_layers = tuple(block.mixer.cache for block in spec.blocks if block.mixer.cache is not None)
+    return ModelDef(architecture=family.architecture, spec=spec, rules=rules, cache_layers=cache_layers, **module)
 
 
-def _ignored(family: Family, spec: DecoderSpec) -> tuple[str, ...]:
+def abstract(build: Callable[[], nnx.Module], prefix: str = "") -> dict[str, Any]:
+    """What a `ModelDef` knows of the module that `build` makes; `prefix` is taken off the names of its parameters."""
+    graph, state = nnx.split(nnx.eval_shape(build))
+    variables = {".".join(map(str, path)).removeprefix(prefix): (path, variable) for path, variable in nnx.to_flat_state(state)}
+    return {
+        "names": tuple(variables),
+        "shapes": {name: jax.ShapeDtypeStruct(v.get_value().shape, v.get_value().dtype) for name, (_, v) in variables.items()},
+        "axes": {name: v.get_metadata("axes") for name, (_, v) in variables.items()},
+        "_graph": graph,
+        "_variables": tuple(variables.values()),
+    }
+
+
+def checkpoint_dims(spec: DecoderSpec) -> list[CheckpointDims]:
+    """The checkpoint's sizes for each layer, from the spec before it is shared by devices."""
+    return [CheckpointDims(vocab_size=spec.vocab_size, num_kv_heads=block.mixer.num_kv_heads) for block in spec.blocks]
+
+
+def ignored_names(family: Family, spec: DecoderSpec) -> tuple[str, ...]:
+    """Patterns of tensors that carry nothing for this member of the family."""
     sharing = "|".join(str(i) for i, block in enumerate(spec.blocks) if block.mixer.cache is None)
     return tuple(pattern.replace("{sharing}", sharing) for pattern in family.ignored if sharing or "{sharing}" not in pattern)
 
 
-def _shard(spec: DecoderSpec, shards: int) -> DecoderSpec:
+def shard(spec: DecoderSpec, shards: int) -> DecoderSpec:
     """The spec with sizes that `shards` devices can share equally.
 
     Raises:

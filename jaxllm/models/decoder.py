@@ -36,7 +36,7 @@ class Block(nnx.Module):
         self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_shared")
         self.attention = MIXERS[type(spec.mixer)](spec.mixer, width, dtype)
         self.attention_post_norm = norm("output", "sandwich", "post")
-        self.mlp_norm = norm("pre", "sandwich", "parallel")
+        self.mlp_norm = norm("pre", "pre_mlp", "sandwich", "parallel")
         self.mlp = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, width, dtype)
         self.mlp_post_norm = norm("output", "sandwich", "post")
         self.layer_input = LayerInputGate(spec.layer_input, width, dtype) if spec.layer_input else None
@@ -77,6 +77,7 @@ class Decoder(nnx.Module):
             scale=spec.embedding_scale,
             positions=spec.learned_positions,
             position_offset=spec.position_offset,
+            token_types=spec.token_types,
             table_width=spec.embedding_width,
             norm=spec.embedding_norm,
         )
@@ -88,11 +89,18 @@ class Decoder(nnx.Module):
         self.head = None if spec.tied_head else Head(spec.padded_vocab_size, spec.embedding_width or spec.width, dtype)
         self.head_bias = param((spec.padded_vocab_size,), ("vocab",), dtype) if spec.head_bias else None
 
-    def __call__(self, token_ids: jax.Array, positions: jax.Array, caches: Sequence[Any], attend: Attend) -> tuple[jax.Array, list[Any]]:
-        """token_ids [T] and positions [T] int32, and the caches of the layers that have one, to (hidden [T, M] after the final norm,
+    def __call__(
+        self,
+        token_ids: jax.Array,
+        positions: jax.Array,
+        caches: Sequence[Any],
+        attend: Attend,
+        token_types: jax.Array | None = None,
+    ) -> tuple[jax.Array, list[Any]]:
+        """token_ids, positions and token_types [T] int32, the caches of the layers that have one, to (hidden [T, M] after the final norm,
         caches).
         """
-        x = self.embed(token_ids, positions)
+        x = self.embed(token_ids, positions, token_types)
         layer_inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x)
         places = self._places(positions)
 

@@ -28,6 +28,7 @@ class Bucket:
 
 
 _SMALLEST_MIXED = 64
+_SMALLEST_POOLING = 16
 _HALF_RUNGS_ABOVE = 256
 
 
@@ -41,8 +42,24 @@ def bucket_ladder(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[Bucke
     while rows[-1] < max_num_seqs:
         step = 8 if rows[-1] == 1 else 4 * rows[-1]
         rows.append(min(step, max_num_seqs))
-    tokens = [_SMALLEST_MIXED]
-    while tokens[-1] < max_num_batched_tokens:
+    tokens = _token_rungs(_SMALLEST_MIXED, max_num_batched_tokens)
+    top = max(max_num_batched_tokens, max_num_seqs + 1)
+    mixed = [Bucket(t, min(max_num_seqs, t // 2)) for t in tokens if t < top] + [Bucket(top, max_num_seqs)]
+    return (*(Bucket(r, r) for r in rows), *mixed)
+
+
+def pooling_ladder(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[Bucket, ...]:
+    """All buckets of a pooling engine, small to large: rows cost next to nothing, so there are as many as tokens could need but one, and
+    single queries are short.
+    """
+    top = max(max_num_batched_tokens, max_num_seqs + 1)
+    tokens = [t for t in _token_rungs(_SMALLEST_POOLING, top) if t < top]
+    return tuple(Bucket(t, min(max_num_seqs, t - 1)) for t in (*tokens, top))
+
+
+def _token_rungs(smallest: int, largest: int) -> list[int]:
+    tokens = [smallest]
+    while tokens[-1] < largest:
         last = tokens[-1]
         power = 1 << (last.bit_length() - 1)
         if last != power:
@@ -51,9 +68,7 @@ def bucket_ladder(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[Bucke
             tokens.append(last + last // 2)
         else:
             tokens.append(2 * last)
-    top = max(max_num_batched_tokens, max_num_seqs + 1)
-    mixed = [Bucket(t, min(max_num_seqs, t // 2)) for t in tokens if t < top] + [Bucket(top, max_num_seqs)]
-    return (*(Bucket(r, r) for r in rows), *mixed)
+    return tokens
 
 
 def smallest_fit(buckets: Iterable[Bucket], num_tokens: int, num_rows: int) -> Bucket | None:

@@ -228,12 +228,32 @@ class _Pools:
         )
 
 
-def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
+def check_fits(model_def: ModelDef, placement: Placement, cache: CacheConfig, limits: Limits) -> str:
+    """The plan of a model that keeps nothing between steps, for people to read.
+
+    Raises:
+        OutOfMemoryPlanError: it does not fit; the message says which option to turn.
+    """
+    total, weights = usable_memory(placement, cache), weight_bytes(model_def, placement)
+    temporaries = _activations(model_def, limits, placement.num_shards)
+    parts = f"weights {_readable(weights)}, temporaries (estimate) {_readable(temporaries)}, usable per device {_readable(total)}"
+    if weights + temporaries > total:
+        raise OutOfMemoryPlanError(
+            f"the model does not fit: {parts}; raise gpu_memory_utilization (now {cache.gpu_memory_utilization}), lower "
+            f"max_num_batched_tokens (now {limits.max_num_batched_tokens}), or share the model over more devices"
+        )
+    return parts
+
+
+def _activations(model_def: ModelDef, limits: Limits, shards: int) -> int:
     spec = model_def.spec
     widest = max(block.feed_forward.width for block in spec.blocks)
     itemsize = jnp.dtype(model_def.shapes[model_def.names[0]].dtype).itemsize
-    activations = limits.max_num_batched_tokens * (4 * spec.width + 4 * widest // shards) * max(itemsize, 4)
-    return activations + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
+    return limits.max_num_batched_tokens * (4 * spec.width + 4 * widest // shards) * max(itemsize, 4)
+
+
+def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
+    return _activations(model_def, limits, shards) + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
 
 
 def page_bytes_of(model_def: ModelDef, backend: AttentionBackend, layer: CacheLayer, page_size: int, shards: int) -> int:

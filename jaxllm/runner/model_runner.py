@@ -22,6 +22,7 @@ from jaxllm.runner.buckets import Bucket, bucket_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits, MemoryPlan, abstract_caches
 from jaxllm.runner.mesh import Placement
+from jaxllm.runner.profiler import Profiler
 from jaxllm.runner.sampler import SlotState
 from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history, write_masks
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
@@ -41,7 +42,7 @@ NO_TOKEN_LEFT = (
 )
 
 
-class ModelRunner:
+class ModelRunner(Profiler):
     """Implements `core_types.Executor` on the devices of a mesh.
 
     Args:
@@ -71,7 +72,6 @@ class ModelRunner:
         self._vocab_size = model_def.vocab_size
         self._max_model_len = plan.max_model_len
         self._max_logprobs = min(_STEP_LOGPROBS, model_def.vocab_size)
-        self._profiling = False
         self._batches = BatchBuilder(plan.cache_spec, limits.max_num_seqs, plan.max_model_len)
         self._slots: dict[int, SlotParams] = {}
         self._program = StepProgram(
@@ -193,22 +193,6 @@ class ModelRunner:
         tokens[: len(token_ids)] = token_ids
         counts = (np.int32(slot), tokens, np.int32(prompt_len), np.int32(len(token_ids)))
         self._state = self._state._replace(slots=self._count_history(self._state.slots, *counts))
-
-    def start_profile(self, directory: str) -> bool:
-        """Record a trace of host and devices into `directory`; False where one is being recorded already."""
-        if self._profiling:
-            return False
-        jax.profiler.start_trace(directory)
-        self._profiling = True
-        return True
-
-    def stop_profile(self) -> bool:
-        """Write the trace; False where none is being recorded."""
-        if not self._profiling:
-            return False
-        self._profiling = False
-        jax.profiler.stop_trace()
-        return True
 
     def shutdown(self) -> None:
         """Stop compiling and drop the arrays."""

@@ -76,6 +76,21 @@ class Tokenizer:
         """`encode` of each text, on all cores."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
+    def encode_cut(
+        self, text: str, second: str | None = None, *, limit: int | None, side: str = "right", add_special_tokens: bool = True
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text, or of a pair as one input, of at most `limit` tokens; and the index from which token types are 1.
+
+        Special tokens are kept. Of a pair, the longer text is cut before the shorter (transformers' "longest_first").
+        """
+        parts = [self.backend.encode(part, add_special_tokens=False) for part in (text, second) if part is not None]
+        if limit is not None:
+            special = self.backend.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0
+            for part, length in zip(parts, _lengths_within([len(part) for part in parts], max(0, limit - special)), strict=True):
+                part.truncate(length, direction=side)
+        whole = self.backend.post_process(parts[0], parts[1] if second is not None else None, add_special_tokens)
+        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of `token_ids`; ids beyond the vocabulary give nothing."""
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -203,6 +218,16 @@ class Tokenizer:
         )
         hf.chat_template = templates["default"] if list(templates) == ["default"] else templates or None
         return hf
+
+
+def _lengths_within(lengths: list[int], room: int) -> list[int]:
+    """Lengths of one text or two that come to at most `room`, taken from the longer one first."""
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    if sum(lengths) <= room:
+        return lengths
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 
 
 __all__ = ["REPLACEMENT", "TextStream", "Tokenizer", "TokenizerParts", "load_tokenizer"]

@@ -171,14 +171,14 @@ def _chat_template(given: str | None) -> str | None:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, or None where there is no file. Raises ModelLoadError where it holds something else."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object (or what `kind` is) in a JSON file, or None where there is none. Raises ModelLoadError where it holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    if not isinstance(value, kind):
+        raise ModelLoadError(f"{path} must hold a JSON {'object' if kind is dict else kind.__name__}, got {type(value).__name__}")
     return value

@@ -152,6 +152,21 @@ class Flat:
         return np.ascontiguousarray(sources[0], dtype).reshape(shape)
 
 
+@dataclass(frozen=True)
+class PickRows:
+    """The rows of some tokens, of a tensor with one row a token; or as one row the `difference` of the second from the first."""
+
+    token_ids: tuple[int, ...]
+    difference: bool
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        return ((dims.vocab_size, *shape[1:]),)
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        rows = sources[0][list(self.token_ids)].astype(np.float32)
+        return (rows[1:] - rows[:1] if self.difference else rows).astype(dtype)
+
+
 COPY = Copy()
 TOKEN_ROWS = TokenRows()
 INTERLEAVE = Interleave()

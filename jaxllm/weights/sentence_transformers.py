@@ -1,0 +1,124 @@
+"""What sentence-transformers' files beside a model say: what becomes of its hidden states, and how long inputs are. No jax here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxllm.errors import ModelLoadError
+from jaxllm.specs import DenseSpec, PoolingKind
+from jaxllm.weights.checkpoint import Checkpoint
+from jaxllm.weights.download import read_json
+from jaxllm.weights.hf import open_checkpoint
+
+# In the order in which several are concatenated.
+_MODES: dict[str, PoolingKind] = {
+    "cls_token": "cls",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean_tokens": "weighted_mean",
+    "lasttoken": "last",
+}
+_SHORT_MODES: dict[str, PoolingKind] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+_ACTIVATIONS: dict[str, Any] = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid"}
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """What modules.json and its companions say. `dense` has each layer with the folder of its weights."""
+
+    kinds: tuple[PoolingKind, ...]
+    dense: tuple[tuple[DenseSpec, str], ...]
+    normalize: bool
+    max_length: int | None
+    lower_case: bool
+
+
+def read_modules(directory: Path) -> SentenceModules | None:
+    """The modules of a directory; None where it has no modules.json with a pooling.
+
+    Raises:
+        ModelLoadError: a module or a setting that is not supported.
+    """
+    listing = directory / "modules.json"
+    if not listing.is_file():
+        return None
+    modules = read_json(listing, list) or []
+    kinds: tuple[PoolingKind, ...] = ()
+    dense: list[tuple[DenseSpec, str]] = []
+    normalize = False
+    for module in modules:
+        kind, path = str(module.get("type", "")).rsplit(".", 1)[-1], str(module.get("path", ""))
+        settings = read_json(directory / path / "config.json") or {} if path else {}
+        if kind == "Pooling":
+            kinds = _pooling_kinds(settings, listing)
+        elif kind == "Dense":
+            dense.append((_dense(settings, listing), path))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind not in ("Transformer", "Dropout") or (kind == "Transformer" and path):
+            raise ModelLoadError(f"{listing}: module {module.get('type')!r} at {path!r} is not supported")
+    if not kinds:
+        return None
+    sentence = read_json(directory / "sentence_bert_config.json") or {}
+    return SentenceModules(kinds, tuple(dense), normalize, sentence.get("max_seq_length"), bool(sentence.get("do_lower_case")))
+
+
+def _pooling_kinds(settings: Mapping[str, Any], listing: Path) -> tuple[PoolingKind, ...]:
+    if settings.get("include_prompt") is False:
+        raise ModelLoadError(f"{listing}: a pooling that leaves out the prompt (include_prompt=false) is not supported")
+    named = settings.get("pooling_mode")
+    if named is not None:
+        names = [named] if isinstance(named, str) else named
+        if not set(names) <= set(_SHORT_MODES):
+            raise ModelLoadError(f"{listing}: pooling_mode {named!r} is not supported; supported: {', '.join(_SHORT_MODES)}")
+        return tuple(_SHORT_MODES[name] for name in names)
+    on = {key.removeprefix("pooling_mode_") for key, value in settings.items() if key.startswith("pooling_mode_") and value}
+    if not on <= set(_MODES):
+        raise ModelLoadError(f"{listing}: pooling modes {', '.join(sorted(on - set(_MODES)))} are not supported")
+    return tuple(kind for name, kind in _MODES.items() if name in on) or ("mean",)
+
+
+def _dense(settings: Mapping[str, Any], listing: Path) -> DenseSpec:
+    name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
+    if name not in _ACTIVATIONS or not isinstance(settings.get("out_features"), int):
+        raise ModelLoadError(f"{listing}: a dense layer with {dict(settings)} is not supported; activations: {', '.join(_ACTIVATIONS)}")
+    return DenseSpec(settings["out_features"], bool(settings.get("bias", True)), _ACTIVATIONS[name])
+
+
+class JoinedCheckpoint:
+    """A checkpoint with those of its dense layers, whose names begin with the folder."""
+
+    def __init__(self, main: Checkpoint, directory: Path, folders: Iterable[str]):
+        self.location = main.location
+        self._tensors = {name: (main, name) for name in main.names()}
+        for folder in folders:
+            part = open_checkpoint(directory / folder)
+            self._tensors |= {f"{folder}.{name}": (part, name) for name in part.names()}
+
+    def names(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        part, own = self._tensors[name]
+        return part.shape(own)
+
+    def dtype(self, name: str) -> np.dtype:
+        part, own = self._tensors[name]
+        return part.dtype(own)
+
+    def read(self, name: str) -> np.ndarray:
+        part, own = self._tensors[name]
+        return part.read(own)
