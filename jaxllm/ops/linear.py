@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 # On CPU, up to this many rows the weight as the left operand is up to 1.5 times faster; beyond, it is slower.
 _LEFT_OPERAND_MAX_ROWS = 64
@@ -19,33 +21,36 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-def contract(x: jax.Array, weight: jax.Array, num_in: int, preferred_element_type: jnp.dtype) -> jax.Array:
+def contract(x: jax.Array, weight: jax.Array, num_in: int, preferred_element_type: DTypeLike) -> jax.Array:
     """The product of `linear` with an explicit result dtype; `num_in` trailing axes are summed over."""
-    if _platform() != "cpu":
-        x_axes, w_axes = _summed_axes(x, weight, num_in)
-        return lax.dot_general(x, weight, ((x_axes, w_axes), ((), ())), preferred_element_type=preferred_element_type)
+    on_cpu = partial(_contract_on_cpu, num_in=num_in, out_dtype=preferred_element_type)
+    elsewhere = partial(_contract, num_in=num_in, out_dtype=preferred_element_type)
+    # Chosen when a program is lowered, not by where this process runs: programs are also compiled for devices that are not here.
+    return lax.platform_dependent(x, weight, cpu=on_cpu, default=elsewhere)
+
+
+def _contract(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
+    x_axes, w_axes = _summed_axes(x, weight, num_in)
+    return lax.dot_general(x, weight, ((x_axes, w_axes), ((), ())), preferred_element_type=out_dtype)
+
+
+def _contract_on_cpu(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
     if x.dtype != jnp.float32 and x.shape[0] == 1:
         # XLA on CPU turns a one-row bfloat16 product into a full float32 copy of the weight (30 times slower): give it two rows.
-        return contract(jnp.concatenate([x, x]), weight, num_in, preferred_element_type)[:1]
+        return _contract_on_cpu(jnp.concatenate([x, x]), weight, num_in, out_dtype)[:1]
     if x.shape[0] <= _LEFT_OPERAND_MAX_ROWS:
-        return _weight_on_the_left(x, weight, num_in, preferred_element_type)
-    return _flattened(x, weight, num_in, preferred_element_type)
+        return _weight_on_the_left(x, weight, num_in, out_dtype)
+    return _flattened(x, weight, num_in, out_dtype)
 
 
-def _platform() -> str:
-    """Where this is compiled for: programs for devices that are not there are traced under a mesh that names them."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
-
-
-def _weight_on_the_left(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: jnp.dtype) -> jax.Array:
+def _weight_on_the_left(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
     x_axes, w_axes = _summed_axes(x, weight, num_in)
     y = lax.dot_general(weight, x, ((w_axes, x_axes), ((), ())), preferred_element_type=out_dtype)
     # Without the barrier XLA folds the transpose back into the product, in the slow order.
     return jnp.moveaxis(lax.optimization_barrier(y), -1, 0)
 
 
-def _flattened(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: jnp.dtype) -> jax.Array:
+def _flattened(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
     """As matrices: with more axes XLA on CPU transposes a copy of the weight in every call."""
     out_shape = weight.shape[: weight.ndim - num_in]
     matrix = weight.reshape(math.prod(out_shape), -1)
