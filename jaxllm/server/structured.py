@@ -14,7 +14,7 @@ from jaxllm.server.parsers import ReasoningFormat, ToolFormat, opens_reasoning
 from jaxllm.server.parsers.grammar import PLAIN_CALLS, InexpressibleError, calls_grammar, calls_or_body_grammar, calls_or_text_grammar
 from jaxllm.server.protocol import GenerationRequest
 from jaxllm.server.tools import ToolChoice
-from jaxllm.text.grammar import lark_of
+from jaxllm.text.grammar import closed_where_safe, lark_of
 
 if TYPE_CHECKING:
     from jaxllm.server.answers import AnswerPlan
@@ -136,7 +136,7 @@ def _of_response_format(given: Mapping[str, Any] | None) -> StructuredOutputsPar
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
     if kind == "json_schema":
-        return StructuredOutputsParams(json=_schema(given.get("json_schema")))
+        return StructuredOutputsParams(json=closed_where_safe(_schema(given.get("json_schema"))))
     if kind == "structural_tag":
         return StructuredOutputsParams(structural_tag={name: value for name, value in given.items() if name != "type"})
     raise InvalidRequestError(

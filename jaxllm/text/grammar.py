@@ -18,6 +18,7 @@ MAX_GRAMMAR_CHARS = 512 * 1024
 MAX_JSON_DEPTH = 64
 # Keywords of a schema that say nothing of what fits it; that hold schemas by name; and that hold values.
 _DESCRIPTIONS = ("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly")
+_COMBINING = ("allOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties")
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples", "x-guidance")
 # A space, or a newline and an indentation: a model cannot go on with whitespace for ever.
@@ -73,15 +74,20 @@ def json_rule(schema: dict[str, Any], *, strict: bool = True) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': WHITESPACE, 'lenient': not strict}}, ensure_ascii=False)}"
 
 
-def checked_schema(name: str, value: Any) -> dict[str, Any]:
-    """A schema without what only describes, closed to properties that it does not name.
+def checked_schema(name: str, value: Any) -> Any:
+    """A schema without what only describes, closed to properties that it does not name, where closing cannot make it contradict itself.
 
     Raises:
         InvalidRequestError: it is none; the message speaks of `name`.
     """
-    schema = _closed(_described_no_more(_schema(name, value)))
-    assert isinstance(schema, dict)
-    return schema
+    return closed_where_safe(_described_no_more(_schema(name, value)))
+
+
+def closed_where_safe(schema: Any) -> Any:
+    """`schema` with no properties that it does not name: seldom are others wanted, and seldom does a schema say so. Where objects are put
+    together from several schemas, those stay open, since closed they would contradict each other.
+    """
+    return schema if _mentions(schema, _COMBINING) else _closed(schema)
 
 
 def _json_constraint(params: StructuredOutputsParams) -> str:
@@ -148,6 +154,12 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
         return schema
     return schema if {"additionalProperties", "unevaluatedProperties"} & schema.keys() else {**schema, "additionalProperties": False}
+
+
+def _mentions(value: Any, words: tuple[str, ...]) -> bool:
+    if isinstance(value, dict):
+        return any(word in value for word in words) or any(_mentions(part, words) for part in value.values())
+    return isinstance(value, list) and any(_mentions(part, words) for part in value)
 
 
 def _described_no_more(schema: Any) -> Any:

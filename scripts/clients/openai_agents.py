@@ -36,7 +36,7 @@ async def main() -> None:
         assert streamed.final_output == os.environ["SENTENCE"]
         assert set(seen) <= {"sun", "rain"}
         assert seen
-        typed = Agent(name="b", model=model, model_settings=ModelSettings(temperature=0), output_type=Weather, tools=[report])
+        typed = Agent(name="b", model=model, model_settings=ModelSettings(temperature=0), output_type=Weather)
         assert isinstance((await Runner.run(typed, "hi")).final_output, Weather)
 
 

@@ -15,11 +15,12 @@ from starlette.testclient import TestClient
 from jaxllm.errors import ConfigError
 from jaxllm.server.app import create_app
 from jaxllm.server.config import ServerConfig
+from jaxllm.server.parsers import REASONING_FORMATS
 from tests.checkpoints import script_ids
 from tests.server.conftest import LiveServer, serving_state
 from tests.server.fake_engine import FakeEngine, load_test_tokenizer
 from tests.server.helpers import HELLO, choices, error_of
-from tests.server.parsers.examples import ALL, TOOL_EXAMPLES, tool
+from tests.server.parsers.examples import ALL, REASONING_EXAMPLES, TOOL_EXAMPLES, tool
 
 CALLING = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
@@ -93,6 +94,29 @@ def test_the_official_client_gets_the_calls_of_every_format(engine: FakeEngine, 
             ]
             assert whole.finish_reason == streamed.finish_reason == ("tool_calls" if calls else "stop")
             assert len({call.id for call in calls} | {call["id"] for call in streamed.calls} | {""}) >= len(calls) + 1
+
+
+@pytest.mark.parametrize("name", sorted(REASONING_EXAMPLES))
+def test_the_official_client_gets_the_reasoning_of_every_format(engine: FakeEngine, name: str):
+    form = REASONING_FORMATS[name]
+    with (
+        LiveServer(serving_state(engine, reasoning_parser=name, trust_request_chat_template=True)) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        for example in REASONING_EXAMPLES[name]:
+            engine.script = script_ids(example.output)
+            # Where the output does not open its reasoning, the prompt did.
+            opened = form.starts[0] if form.implied and example.reasoning and not example.output.lstrip().startswith(form.starts) else ""
+            asked: dict[str, Any] = {"model": "scripted", "messages": HELLO, "extra_body": {"chat_template": "{{ 'Go ' }}" + opened}}
+            whole = client.chat.completions.create(**asked)
+            streamed = Streamed()
+            for part in client.chat.completions.create(**asked, stream=True):
+                streamed.add(part.choices[0])
+
+            message = whole.choices[0].message
+            assert (message.content or "") == streamed.content == example.content
+            assert (getattr(message, "reasoning", None) or "") == streamed.reasoning == example.reasoning
+            assert whole.usage.completion_tokens_details.reasoning_tokens >= len(example.reasoning.split())
 
 
 def test_text_streams_token_by_token_while_tools_are_there(engine: FakeEngine):

@@ -86,6 +86,34 @@ def test_any_conversation(shared: TestClient, messages: list[object], kwargs: di
     check(shared, "/v1/chat/completions", {"messages": messages, "chat_template_kwargs": kwargs})
 
 
+schema_words = st.sampled_from(
+    ["type", "properties", "required", "items", "enum", "const", "anyOf", "$ref", "$defs", "pattern", "additionalProperties", "description"]
+)
+schema_values = values | st.sampled_from(["object", "string", "integer", "array", ["string", "null"], "#/$defs/a", "#"])
+inner_schemas = st.recursive(
+    st.dictionaries(schema_words, schema_values, max_size=3),
+    lambda inner: st.fixed_dictionaries({"type": st.just("object"), "properties": st.dictionaries(texts, inner, max_size=3)}),
+    max_leaves=4,
+)
+functions = st.fixed_dictionaries(
+    {"name": st.sampled_from(["f", "g", "no name", '"', "</tool_call>"]) | texts},
+    optional={"parameters": inner_schemas | values, "strict": st.booleans() | values, "description": texts},
+)
+F = {"type": "function", "function": {"name": "f"}}
+tool_choices = st.sampled_from(["auto", "required", "none", F, {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F]}}])
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "pythonic", "gemma4", "openai", "llama3_json"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(functions=st.lists(functions, min_size=1, max_size=3), choice=tool_choices | values, several=st.none() | st.booleans())
+def test_any_tools(tokenizer: Tokenizer, parser: str, functions: list[object], choice: object, several: bool | None):
+    state = serving_state(FakeEngine(tokenizer), enable_auto_tool_choice=True, tool_call_parser=parser)
+    client = TestClient(create_app(state), raise_server_exceptions=False)
+    tools = [{"type": "function", "function": function} for function in functions]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": choice, "parallel_tool_calls": several, "max_tokens": 2}
+    check(client, "/v1/chat/completions", body)
+
+
 item_types = st.sampled_from(
     ["message", "function_call", "function_call_output", "reasoning", "tool_use", "tool_result", "thinking", "text"]
 )
