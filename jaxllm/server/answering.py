@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 
@@ -89,6 +90,20 @@ async def open_answering(
         raise in_other_words(error, names) from error
     job = new_job(state, request, body, prefix=prefix, prompts=[prompt], params=params, field_names=names)
     return Answering(job, body, plan)
+
+
+def translated(fields: Mapping[str, Any], field_names: Mapping[str, str]) -> ChatCompletionRequest:
+    """The chat request that another API's request comes to.
+
+    Raises:
+        InvalidRequestError, pydantic.ValidationError: a field is at fault; the message has the name that it has there.
+    """
+    chat = ChatCompletionRequest.model_validate(fields)
+    try:
+        chat.check()
+    except InvalidRequestError as error:
+        raise in_other_words(error, field_names) from error
+    return chat
 
 
 def in_other_words(error: InvalidRequestError, field_names: Mapping[str, str]) -> InvalidRequestError:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import InvalidRequestError
+from jaxllm.server.protocol import TemplateRequest
 
 if TYPE_CHECKING:
     from jaxllm.text.tokenizer import Tokenizer
@@ -24,50 +25,39 @@ _RESERVED_KWARGS = (
 )
 
 
-def render_chat(
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: list[dict[str, Any]] | None = None,
-    add_generation_prompt: bool | None = None,
-    continue_final_message: bool | None = None,
-    chat_template: str | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-    documents: list[dict[str, Any]] | None = None,
-    reasoning_effort: str | None = None,
-    trust_template: bool,
-) -> str:
+def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], request: TemplateRequest, *, trust_template: bool) -> str:
     """The prompt of a conversation.
 
     Raises:
         InvalidRequestError: a message that is none, options that exclude each other, an untrusted template, or one that refuses
             the conversation.
     """
-    if chat_template is not None and not trust_template:
+    if request.chat_template is not None and not trust_template:
         raise InvalidRequestError(
             "chat_template is not taken from requests; start the server with --trust-request-chat-template, or with --chat-template",
             param="chat_template",
         )
-    variables = dict(template_kwargs or {})
+    variables = dict(request.chat_template_kwargs or {})
     for name in _RESERVED_KWARGS:
         if name in variables:
             raise InvalidRequestError(
                 f"chat_template_kwargs may not hold {name!r}: it has a field of its own, or is none of the template's variables",
                 param="chat_template_kwargs",
             )
-    if reasoning_effort == "none":
+    if request.reasoning_effort == "none":
         # Templates of different families read different names.
         variables = {"enable_thinking": False, "thinking": False, **variables}
-    if reasoning_effort is not None:
-        variables["reasoning_effort"] = reasoning_effort
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
     _check_content(messages)
+    continues = bool(request.continue_final_message)
     return tokenizer.apply_chat_template(
         messages,
-        tools,
-        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
-        continue_final_message=bool(continue_final_message),
-        chat_template=chat_template,
-        documents=documents,
+        request.tools,
+        add_generation_prompt=not continues if request.add_generation_prompt is None else request.add_generation_prompt,
+        continue_final_message=continues,
+        chat_template=request.chat_template,
+        documents=request.documents,
         **variables,
     )
 

@@ -40,18 +40,7 @@ async def completion_prompts(serving: Serving, body: CompletionRequest, params: 
 
 async def chat_prompt(serving: Serving, body: ChatCompletionRequest, *, trust_template: bool) -> Prompt:
     """The rendered conversation of /v1/chat/completions."""
-    text = render_chat(
-        serving.engine.tokenizer,
-        body.messages,
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template=body.chat_template,
-        template_kwargs=body.chat_template_kwargs,
-        documents=body.documents,
-        reasoning_effort=body.reasoning_effort,
-        trust_template=trust_template,
-    )
+    text = render_chat(serving.engine.tokenizer, body.messages, body, trust_template=trust_template)
     ids = await serving.tokenizing.encode(
         text, add_special_tokens=bool(body.add_special_tokens), truncated=body.truncate_prompt_tokens is not None
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -86,6 +87,30 @@ class ApiRequest(BaseModel):
                     raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
             else:
                 logger.debug("ignoring the unknown request field %r", name)
+
+
+def refuse_fields(
+    body: ApiRequest,
+    refused: Mapping[str, tuple[tuple[Any, ...], str]],
+    other_names: Mapping[str, str],
+    foreign: Collection[str],
+    where: str,
+) -> None:
+    """Refuse fields of another API's request: those that nothing stands behind (name -> the values that ask for nothing, and why the others
+    are refused), and fields of chat completions that have another name there, or mean nothing.
+
+    Raises:
+        InvalidRequestError: one of them is set.
+    """
+    for name, (neutral, reason) in refused.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in neutral:
+            raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
+    for name in body.model_extra or {}:
+        if name in other_names:
+            raise InvalidRequestError(f"{name} is a field of chat completions; use {other_names[name]} here", param=name)
+        if name in foreign:
+            raise NotSupportedError(f"{name} is not offered for {where}; use /v1/chat/completions", param=name)
 
 
 class StreamOptions(BaseModel):
@@ -183,7 +208,19 @@ class CompletionRequest(GenerationRequest):
             )
 
 
-class ChatCompletionRequest(GenerationRequest):
+class TemplateRequest(ApiRequest):
+    """What a request says to the chat template beside its messages."""
+
+    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call")
+    add_generation_prompt: bool | None = Field(None, description="End the prompt with the start of an answer. Default: true")
+    continue_final_message: bool | None = Field(None, description="Leave the last message open and continue it")
+    chat_template: str | None = Field(None, description="Template for this request; needs --trust-request-chat-template")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template")
+    documents: list[dict[str, Any]] | None = Field(None, description="Documents for templates that show them")
+    reasoning_effort: str | None = Field(None, description="Variable for the template; 'none' turns thinking off")
+
+
+class ChatCompletionRequest(GenerationRequest, TemplateRequest):
     """Body of POST /v1/chat/completions."""
 
     # Checked where they are rendered: templates decide what a message may hold.
@@ -191,16 +228,9 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Int | None = Field(None, description="Most tokens to generate; goes before max_tokens")
     logprobs: bool | None = Field(None, description="Return the log-probability of each token")
     top_logprobs: Int | None = Field(None, description="Top log-probabilities per token; needs logprobs")
-    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call")
     tool_choice: Any = Field(None, description="'auto' (the default with tools), 'none', 'required', a function, or allowed_tools")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most. Default: true")
     include_reasoning: bool | None = Field(None, description="Return what the model reasoned. Default: true")
-    add_generation_prompt: bool | None = Field(None, description="End the prompt with the start of an answer. Default: true")
-    continue_final_message: bool | None = Field(None, description="Leave the last message open and continue it")
-    chat_template: str | None = Field(None, description="Template for this request; needs --trust-request-chat-template")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template")
-    documents: list[dict[str, Any]] | None = Field(None, description="Documents for templates that show them")
-    reasoning_effort: str | None = Field(None, description="Variable for the template; 'none' turns thinking off")
     thinking_token_budget: Int | None = Field(None, description="Tokens that reasoning may take before it is ended; -1: any number")
 
     def check(self) -> None:
@@ -216,18 +246,13 @@ class ChatCompletionRequest(GenerationRequest):
         check_tools(self.tools, self.tool_choice)
 
 
-class TokenizeRequest(ApiRequest):
+class TokenizeRequest(TemplateRequest):
     """Body of POST /tokenize: a prompt, or a conversation to be rendered."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages")
     return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
 
     def check(self) -> None:
         super().check()

@@ -9,6 +9,7 @@ from typing import Any
 from jaxllm.errors import InvalidRequestError
 from jaxllm.sampling_params import ReasoningMarks, StructuredOutputsParams
 from jaxllm.text.gbnf import gbnf_to_lark, is_gbnf
+from jaxllm.text.lark import quoted
 from jaxllm.text.lookaround import in_slashes, look_ahead_to_lark
 from jaxllm.text.structural_tag import structural_tag_to_lark
 
@@ -58,7 +59,7 @@ def lark_of(params: StructuredOutputsParams) -> str:
         options = [_checked_text("choice", option) for option in params.choice or ()]
         if sum(map(len, options)) + len(options) > MAX_GRAMMAR_CHARS:
             raise _error("choice", f"its {len(options)} texts hold more than {MAX_GRAMMAR_CHARS} characters")
-        return f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, dict.fromkeys(options)))}\n"
+        return f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, dict.fromkeys(options)))}\n"
     if kind == "grammar":
         return _lark(params.grammar)
     tag = _read_json("structural_tag", params.structural_tag)
@@ -99,7 +100,7 @@ def _after_reasoning(marks: ReasoningMarks, lark: str, special_id: Callable[[str
 
     def alternatives(texts: list[str]) -> tuple[list[str], list[str]]:
         ids = {text: special_id(text) for text in texts}
-        return [f"<[{i}]>" for i in ids.values() if i is not None], [_quoted(text) for text, i in ids.items() if i is None]
+        return [f"<[{i}]>" for i in ids.values() if i is not None], [quoted(text) for text, i in ids.items() if i is None]
 
     tokens, words = alternatives(marks.ends)
     lines = ["ANY_TEXT: /(?s:.)*/", f"body: %lark {{\n{lark}\n}}", "NEWLINES: /\\n{0,2}/"]
@@ -235,10 +236,6 @@ def _checked_text(name: str, text: Any) -> str:
     except UnicodeEncodeError:
         raise _error(name, "it holds a lone surrogate, which is not text") from None
     return text
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _error(name: str, reason: str) -> InvalidRequestError:

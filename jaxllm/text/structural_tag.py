@@ -6,15 +6,12 @@ Two notations are read, as in vLLM: `{"format": ...}`, a tree of formats, and th
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.text.lark import LarkRules, quoted, text_without
 from jaxllm.text.lookaround import in_slashes
-
-_ANY_TEXT = r"/(?s:.)*/"
 
 
 def structural_tag_to_lark(tag: Mapping[str, Any], *, json_part: Callable[[Any], str], grammar_part: Callable[[str], str]) -> str:
@@ -37,36 +34,36 @@ def structural_tag_to_lark(tag: Mapping[str, Any], *, json_part: Callable[[Any],
             {**item, "content": {"type": "json_schema", "json_schema": item.get("schema", item.get("json_schema"))}} for item in structures
         ]
         start = writer.format({"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags})
-    return "\n".join([f"start: {start}", *writer.lines, ""])
+    return writer.grammar(start)
 
 
-class _Writer:
-    """Collects the rules of a format; every method returns the text that stands for its format in a rule."""
+class _Writer(LarkRules):
+    """Collects the rules of a format."""
 
     def __init__(self, json_part: Callable[[Any], str], grammar_part: Callable[[str], str]):
-        self.lines: list[str] = []
+        super().__init__()
         self._json_part = json_part
         self._grammar_part = grammar_part
 
     def format(self, fmt: Mapping[str, Any]) -> str:
         kind = fmt.get("type")
         if kind == "const_string":
-            return _quoted(_a_text(fmt, "value"))
+            return quoted(_a_text(fmt, "value"))
         if kind == "json_schema":
             if fmt.get("style", "json") != "json":
                 raise NotSupportedError(
                     f"structural_tag: json_schema of style {fmt['style']!r:.100} is not supported", param="structured_outputs"
                 )
-            return self._rule(f"%json {self._json_part(fmt.get('json_schema'))}")
+            return self.rule(f"%json {self._json_part(fmt.get('json_schema'))}")
         if kind == "regex":
-            return self._rule(f"%lark {{\nstart: /{in_slashes(_a_text(fmt, 'pattern'))}/\n}}")
+            return self.rule(f"%lark {{\nstart: /{in_slashes(_a_text(fmt, 'pattern'))}/\n}}")
         if kind == "grammar":
-            return self._rule(f"%lark {{\n{self._grammar_part(_a_text(fmt, 'grammar'))}\n}}")
+            return self.rule(f"%lark {{\n{self._grammar_part(_a_text(fmt, 'grammar'))}\n}}")
         if kind == "any_text":
             return self._any_text(fmt)
         if kind in ("sequence", "or"):
             parts = [self.format(_an_object(item, "elements")) for item in _a_list(fmt, "elements")]
-            return self._rule((" " if kind == "sequence" else " | ").join(parts))
+            return self.rule((" " if kind == "sequence" else " | ").join(parts))
         if kind == "tag":
             return self._tag(fmt)
         if kind == "triggered_tags":
@@ -82,22 +79,12 @@ class _Writer:
             f"tags_with_separator; got {kind!r:.100}"
         )
 
-    def _rule(self, body: str, marks: str = "") -> str:
-        name = f"f{len(self.lines)}"
-        self.lines.append(f"{name}{marks}: {body}")
-        return name
-
-    def _terminal(self, body: str) -> str:
-        name = f"F{len(self.lines)}"
-        self.lines.append(f"{name}: {body}")
-        return name
-
     def _any_text(self, fmt: Mapping[str, Any], *, without: list[str] | None = None) -> str:
         excluded = [*_texts(fmt, "excludes"), *(without or ())]
-        return self._terminal(_text_without(excluded))
+        return self.terminal(text_without(excluded))
 
     def _tag(self, fmt: Mapping[str, Any]) -> str:
-        return self._rule(f"{_quoted(_a_text(fmt, 'begin'))} {self._rest_of_tag(fmt)}")
+        return self.rule(f"{quoted(_a_text(fmt, 'begin'))} {self._rest_of_tag(fmt)}")
 
     def _rest_of_tag(self, fmt: Mapping[str, Any]) -> str:
         """Content and end. Free text stops at the end's first appearance."""
@@ -105,14 +92,10 @@ class _Writer:
         ends = _texts(fmt, "end") if isinstance(fmt.get("end"), list) else [_a_text(fmt, "end")]
         if not ends:
             raise _error("a tag's end must not be an empty list")
-        tail = f"({' | '.join(map(_quoted, ends))})"
+        tail = f"({' | '.join(map(quoted, ends))})"
         if content.get("type") == "any_text" and all(ends):
-            return self._up_to(self._any_text(content, without=ends), tail)
+            return self.up_to(self._any_text(content, without=ends), tail)
         return f"{self.format(content)} {tail}"
-
-    def _up_to(self, text: str, end: str) -> str:
-        """Text and what ends it, in one piece: the lexer would not give back the beginning of an end that it took for text."""
-        return self._rule(f"{text} {end}", "[lazy]")
 
     def _triggered(self, fmt: Mapping[str, Any]) -> str:
         """Text in which no trigger appears, then a trigger and the rest of one of its tags, again and again. With at_least_one, a tag
@@ -130,33 +113,21 @@ class _Writer:
             if trigger is None:
                 raise _error(f"the tag that begins with {begin!r:.100} begins with none of the triggers {triggers!r:.200}")
             rest, more = self._rest_of_tag(tag), begin[len(trigger) :]
-            rests.setdefault(trigger, []).append(f"{_quoted(more)} {rest}" if more else rest)
-            whole.append(f"{_quoted(begin)} {rest}")
-        text = self._terminal(_text_without([*triggers, *_texts(fmt, "excludes")]))
-        called = self._rule(" | ".join(f"{self._up_to(text, _quoted(t))} ({' | '.join(options)})" for t, options in rests.items()))
-        first = self._rule(" | ".join(whole))
+            rests.setdefault(trigger, []).append(f"{quoted(more)} {rest}" if more else rest)
+            whole.append(f"{quoted(begin)} {rest}")
+        text = self.terminal(text_without([*triggers, *_texts(fmt, "excludes")]))
+        called = self.rule(" | ".join(f"{self.up_to(text, quoted(t))} ({' | '.join(options)})" for t, options in rests.items()))
+        first = self.rule(" | ".join(whole))
         if fmt.get("stop_after_first"):
-            return self._rule(first if fmt.get("at_least_one") else f"{called} | {text}")
-        return self._rule(f"{first + ' ' if fmt.get('at_least_one') else ''}{called}* {text}")
+            return self.rule(first if fmt.get("at_least_one") else f"{called} | {text}")
+        return self.rule(f"{first + ' ' if fmt.get('at_least_one') else ''}{called}* {text}")
 
     def _separated(self, fmt: Mapping[str, Any]) -> str:
-        one = self._rule(" | ".join(self._tag(_an_object(item, "tags")) for item in _a_list(fmt, "tags")))
+        one = self.rule(" | ".join(self._tag(_an_object(item, "tags")) for item in _a_list(fmt, "tags")))
         if fmt.get("stop_after_first"):
-            return self._rule(one if fmt.get("at_least_one") else f"({one})?")
-        several = f"{one} ({_quoted(_a_text(fmt, 'separator'))} {one})*"
-        return self._rule(several if fmt.get("at_least_one") else f"({several})?")
-
-
-def _text_without(texts: list[str]) -> str:
-    """A terminal of any text in which none of `texts` appears."""
-    if not texts:
-        return _ANY_TEXT
-    anywhere = "|".join(in_slashes(re.escape(text)) for text in texts)
-    return f"{_ANY_TEXT} & ~/(?s:.)*({anywhere})(?s:.)*/"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+            return self.rule(one if fmt.get("at_least_one") else f"({one})?")
+        several = f"{one} ({quoted(_a_text(fmt, 'separator'))} {one})*"
+        return self.rule(several if fmt.get("at_least_one") else f"({several})?")
 
 
 def _error(reason: str) -> InvalidRequestError:

@@ -243,5 +243,5 @@ def test_output_format_constrains_the_answer(client: TestClient, engine: FakeEng
 
     create(client, output_config={"format": {"type": "json_schema", "schema": schema}})
 
-    assert engine.seen[-1][1].structured_outputs.json == schema
+    assert engine.seen[-1][1].structured_outputs.json == {**schema, "additionalProperties": False}
     assert "output_config.format" in refused(client, output_config={"format": {"type": "json_schema", "schema": {"type": "thing"}}})

@@ -392,7 +392,7 @@ def test_text_format_constrains_the_answer(client: TestClient, engine: FakeEngin
 
     body = create(client, text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}})
 
-    assert engine.seen[-1][1].structured_outputs.json == schema
+    assert engine.seen[-1][1].structured_outputs.json == {**schema, "additionalProperties": False}
     assert body["text"]["format"]["name"] == "a"
     assert refused(client, text={"format": {"type": "json_schema", "name": "a"}})["param"] == "text.format"
     assert refused(client, text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "thing"}}})["param"] == "text.format"

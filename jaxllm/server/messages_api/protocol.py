@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.server.protocol import ApiRequest, Float, Int
+from jaxllm.server.protocol import ApiRequest, Float, Int, refuse_fields
 
 MIN_THINKING_BUDGET = 1024
 
@@ -63,15 +63,7 @@ class CountTokensRequest(ApiRequest):
 
     def check(self) -> None:
         super().check()
-        for name, (neutral, reason) in _REFUSED.items():
-            value = getattr(self, name, None)
-            if value is not None and value not in neutral:
-                raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
-        for name in self.model_extra or {}:
-            if name in _OTHER_NAMES:
-                raise InvalidRequestError(f"{name} is a field of chat completions; use {_OTHER_NAMES[name]} here", param=name)
-            if name in _FOREIGN:
-                raise NotSupportedError(f"{name} is not offered for messages; use /v1/chat/completions", param=name)
+        refuse_fields(self, _REFUSED, _OTHER_NAMES, _FOREIGN, "messages")
         if not _asks_for_nothing(self.context_management):
             raise NotSupportedError(f"context_management is not offered; got {self.context_management!r:.200}", param="context_management")
         if not self.messages:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.server.answering import in_other_words
+from jaxllm.server.answering import translated
 from jaxllm.server.messages_api.protocol import CountTokensRequest, MessagesRequest
 from jaxllm.server.protocol import ChatCompletionRequest
 
@@ -49,12 +49,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     if isinstance(body, MessagesRequest):
         fields |= {name: getattr(body, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
         fields["stop"] = body.stop_sequences
-    chat = ChatCompletionRequest.model_validate(fields)
-    try:
-        chat.check()
-    except InvalidRequestError as error:
-        raise in_other_words(error, FIELD_NAMES) from error
-    return chat
+    return translated(fields, FIELD_NAMES)
 
 
 # ------------------------------------------------------------------------------------------------------------------- messages

@@ -17,12 +17,12 @@ from jaxllm.server.parsers.literals import JSON, Dialect
 from jaxllm.server.parsers.parser import section_openings
 from jaxllm.server.parsers.schema import ToolSchemas
 from jaxllm.text.grammar import WHITESPACE, json_rule
+from jaxllm.text.lark import ANY_TEXT, LarkRules, quoted, text_without
 from jaxllm.text.lookaround import in_slashes
 
 # A list of calls in plain JSON: for formats that no grammar expresses, and for models whose format nobody named.
 PLAIN_CALLS = JsonCalls(name="json", bare="[", arguments=("parameters", "arguments"))
 
-_ANY_TEXT = "/(?s:.)*/"
 _PYTHON = {"boolean": '"True" | "False"', "string": r"/'[^'\\\n]*'/", "null": '"None"'}
 _BRACE = 'WS? "}"'
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
@@ -60,8 +60,8 @@ def calls_grammar(form: ToolFormat, functions: Sequence[Function], special: Mapp
     """
     writer = _Writer(form, functions, special, several=several)
     if isinstance(form, HarmonyCalls):
-        return writer.grammar(f"{writer.thoughts()}* {writer.calls()}")
-    return writer.grammar(writer.calls())
+        return writer.complete(f"{writer.thoughts()}* {writer.calls()}")
+    return writer.complete(writer.calls())
 
 
 def calls_or_text_grammar(form: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], *, several: bool) -> str:
@@ -70,7 +70,7 @@ def calls_or_text_grammar(form: ToolFormat, functions: Sequence[Function], speci
     Arguments of functions that are not strict are held to their schemas as far as the format can.
     """
     writer = _Writer(form, functions, special, several=several, loose=True)
-    return writer.grammar(writer.calls_or_text())
+    return writer.complete(writer.calls_or_text())
 
 
 def calls_or_body_grammar(form: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], *, several: bool, body: str) -> str:
@@ -79,53 +79,38 @@ def calls_or_body_grammar(form: ToolFormat, functions: Sequence[Function], speci
     inner = writer.rule(f"%lark {{\n{body}\n}}")
     if isinstance(form, HarmonyCalls):
         calls = f"{writer.calls()} | " if functions else ""
-        return writer.grammar(f"{writer.thoughts()}* ({calls}{writer.final(inner)})")
-    return writer.grammar(writer.calls_or_body(inner))
+        return writer.complete(f"{writer.thoughts()}* ({calls}{writer.final(inner)})")
+    return writer.complete(writer.calls_or_body(inner))
 
 
-class _Writer:
-    """Collects rules; every method returns the text that stands for its part in a rule."""
+class _Writer(LarkRules):
+    """Collects the rules of a format."""
 
     def __init__(self, form: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], *, several: bool, loose: bool = False):
+        super().__init__()
         self._form = form
         self._functions = functions
         self._several = several
         self._loose = loose
         self._special = special
         self._split = re.compile("(" + "|".join(map(re.escape, sorted(special, key=len, reverse=True))) + ")") if special else None
-        self._lines: list[str] = []
 
-    def grammar(self, start: str) -> str:
-        return "\n".join(
-            [f"start: {start}", f"WS: /{in_slashes(WHITESPACE)}/", "NUMBER: /[0-9]{1,4}/", "WORD: /[A-Za-z0-9_]{1,64}/", *self._lines, ""]
-        )
-
-    def rule(self, body: str, marks: str = "") -> str:
-        name = f"r{len(self._lines)}"
-        self._lines.append(f"{name}{marks}: {body}")
-        return name
-
-    def terminal(self, body: str) -> str:
-        name = f"T{len(self._lines)}"
-        self._lines.append(f"{name}: {body}")
-        return name
-
-    def one_of(self, parts: Sequence[str]) -> str:
-        return self.rule(" | ".join(parts))
+    def complete(self, start: str) -> str:
+        return self.grammar(start, f"WS: /{in_slashes(WHITESPACE)}/", "NUMBER: /[0-9]{1,4}/", "WORD: /[A-Za-z0-9_]{1,64}/")
 
     def literal(self, text: str) -> str:
         """Text with its special tokens."""
-        return " ".join(f"<[{self._special[piece]}]>" if piece in self._special else _quoted(piece) for piece in self._pieces(text))
+        return " ".join(f"<[{self._special[piece]}]>" if piece in self._special else quoted(piece) for piece in self._pieces(text))
 
-    def until(self, text: str, body: str = _ANY_TEXT) -> str:
+    def until(self, text: str, body: str = ANY_TEXT) -> str:
         """Anything up to and with the first appearance of `text`."""
         pieces = self._pieces(text)
         first = next((index for index, piece in enumerate(pieces) if piece in self._special), None)
         if first is None:
-            return self.rule(f"{self.terminal(body)} {_quoted(text)}", "[lazy]")
+            return self.up_to(self.terminal(body), quoted(text))
         # Special tokens are no text, so that nothing has to be given back.
         before = "".join(pieces[:first])
-        free = self.terminal(f"{body} {_quoted(before)}" if before else body)
+        free = self.terminal(f"{body} {quoted(before)}" if before else body)
         return f"{free} {self.literal(''.join(pieces[first:]))}"
 
     def _pieces(self, text: str) -> list[str]:
@@ -145,7 +130,7 @@ class _Writer:
     def calls_or_text(self) -> str:
         form = self._form
         if isinstance(form, HarmonyCalls):
-            return f"{self.thoughts()}* ({self._harmony_call()} | {self.final(self.terminal(_ANY_TEXT))})"
+            return f"{self.thoughts()}* ({self._harmony_call()} | {self.final(self.terminal(ANY_TEXT))})"
         words = section_openings(form) - set(form.bare_anywhere)
         bare = _bare_call(form) if self._is_bare else ""
         parts = [self.rule(self._rest())] if bare else []
@@ -171,11 +156,8 @@ class _Writer:
         return self.rule(f"{section} (WS? {section})*") if self._several else section
 
     def _text_without(self, words: Iterable[str], start: str) -> str:
-        """Any text without these words that does not match `start`. Words with special tokens cannot be in text."""
-        anywhere = "|".join(re.escape(word) for word in sorted(words) if len(self._pieces(word)) == 1 and word not in self._special)
-        excluded = [f"(?s:.)*({anywhere})(?s:.)*"] if anywhere else []
-        excluded += [start] if start else []
-        return f"{_ANY_TEXT} & ~/{in_slashes('|'.join(excluded))}/" if excluded else _ANY_TEXT
+        """Words with special tokens cannot be in text."""
+        return text_without(sorted(word for word in words if len(self._pieces(word)) == 1 and word not in self._special), start)
 
     @property
     def _is_bare(self) -> bool:
@@ -232,7 +214,7 @@ class _Writer:
         bare = form.bare + form.bare_anywhere
         bodies = []
         if not bare or "{" in bare:
-            more = f"({self._json_calls(form, f'{_quoted(form.separators[0])} WS? ')})*" if form.separators and self._several else ""
+            more = f"({self._json_calls(form, f'{quoted(form.separators[0])} WS? ')})*" if form.separators and self._several else ""
             bodies.append(f"{one} {more}")
         if not bare or "[" in bare:
             first = self._json_calls(form, '"[" WS? ') if bare else f'"[" WS? {one}'
@@ -247,7 +229,7 @@ class _Writer:
         return self._each(lambda function: self._json_call(form, function, lead), any_name=True)
 
     def _json_call(self, form: JsonCalls, function: Function, lead: str) -> str:
-        name = _quoted(json.dumps(function.name, ensure_ascii=False))
+        name = quoted(json.dumps(function.name, ensure_ascii=False))
         arguments = self._arguments(function)
         if form.name_is_key:
             head = self.terminal(f'{lead}"{{" WS? {name} WS? ":" WS?')
@@ -283,7 +265,7 @@ class _Writer:
         for key, schema, _ in known:
             if not _IDENTIFIER.fullmatch(key):
                 raise InexpressibleError(f"{self._form.name} has no way to write the key {key!r:.100}")
-            parts.append(self.rule(f"{_quoted(key + ':')} {self._notation(dialect, schema, function)}"))
+            parts.append(self.rule(f"{quoted(key + ':')} {self._notation(dialect, schema, function)}"))
         return self.rule(f'"{{" {self._listed(parts, [required for _, _, required in known])} "}}"')
 
     def _notation(self, dialect: Dialect, schema: Any, function: Function) -> str:
@@ -314,10 +296,10 @@ class _Writer:
         return self._anything(dialect)
 
     def _anything(self, dialect: Dialect) -> str:
-        name = f"any{len(self._lines)}"
+        name = f"any{len(self.lines)}"
         text = f"{self.literal(dialect.string_marker or '')} {self.until(dialect.string_marker or '')}"
         scalar = self.rule(json_rule({"type": ["number", "boolean", "null"]}))
-        self._lines.append(
+        self.lines.append(
             f'{name}: {text} | {scalar} | "[" ({name} ("," {name})*)? "]" | "{{" (WORD ":" {name} ("," WORD ":" {name})*)? "}}"'
         )
         return name
@@ -389,8 +371,8 @@ class _Writer:
             value = self.rule(json_rule(schema, strict=function.strict))
             # As Python has it, where that is as simple.
             python = _PYTHON.get(schema.get("type")) if not schema.keys() - {"type", "$defs", "definitions"} else None
-            parts.append(self.rule(f"{_quoted(key + '=')} {f'({value} | {python})' if python else value}"))
-        head = self.terminal(f"{lead}{_quoted(function.name + '(')}")
+            parts.append(self.rule(f"{quoted(key + '=')} {f'({value} | {python})' if python else value}"))
+        head = self.terminal(f"{lead}{quoted(function.name + '(')}")
         return self.rule(f'{head} {self._listed(parts, [required for _, _, required in known])} ")"')
 
     def _template(self, text: str, **values: str | None) -> str:
@@ -410,7 +392,7 @@ class _Writer:
 
     def thoughts(self) -> str:
         """One message before the answer, which may be one of many: reasoning, or words to the user."""
-        head = f"{self.literal('<|channel|>')} ({_quoted('analysis')} | {_quoted('commentary')}) {self.literal('<|message|>')}"
+        head = f"{self.literal('<|channel|>')} ({quoted('analysis')} | {quoted('commentary')}) {self.literal('<|message|>')}"
         return self.rule(f"{head} {self.until('<|end|>')} {self.literal('<|start|>assistant')}")
 
     def final(self, body: str) -> str:
@@ -468,7 +450,7 @@ def _literals(schema: Any) -> list[str] | None:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list) or not values or not all(value is None or isinstance(value, str | int | float) for value in values):
         return None
-    return [_quoted(value if isinstance(value, str) else json.dumps(value)) for value in values if value != ""] or None
+    return [quoted(value if isinstance(value, str) else json.dumps(value)) for value in values if value != ""] or None
 
 
 def _is_any_text(schema: Any, types: frozenset[str] | None) -> bool:
@@ -495,8 +477,4 @@ def _bare_call(form: ToolFormat) -> str:
 
 
 def _key(name: str) -> str:
-    return _quoted(json.dumps(name))
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return quoted(json.dumps(name))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.server.protocol import ApiRequest, Float, Int
+from jaxllm.server.protocol import ApiRequest, Float, Int, refuse_fields
 
 MAX_METADATA_PAIRS = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -73,15 +73,7 @@ class ResponsesRequest(ApiRequest):
 
     def check(self) -> None:
         super().check()
-        for name, (neutral, reason) in _REFUSED.items():
-            value = getattr(self, name)
-            if value is not None and value not in neutral:
-                raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
-        for name in self.model_extra or {}:
-            if name in _OTHER_NAMES:
-                raise InvalidRequestError(f"{name} is a field of chat completions; use {_OTHER_NAMES[name]} here", param=name)
-            if name in _FOREIGN:
-                raise NotSupportedError(f"{name} is not offered for responses; use /v1/chat/completions", param=name)
+        refuse_fields(self, _REFUSED, _OTHER_NAMES, _FOREIGN, "responses")
         if self.metadata is not None and len(self.metadata) > MAX_METADATA_PAIRS:
             raise InvalidRequestError(f"metadata may hold at most {MAX_METADATA_PAIRS} pairs, got {len(self.metadata)}", param="metadata")
         if self.background and self.stream:

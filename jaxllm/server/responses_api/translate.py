@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.server.answering import in_other_words
+from jaxllm.errors import NotSupportedError
+from jaxllm.server.answering import translated
 from jaxllm.server.chat import render_chat
 from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.server.responses_api.items import Message
@@ -46,12 +46,7 @@ def chat_request(body: ResponsesRequest, messages: Sequence[Message]) -> ChatCom
     }
     if body.wants_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    chat = ChatCompletionRequest.model_validate(fields)
-    try:
-        chat.check()
-    except InvalidRequestError as error:
-        raise in_other_words(error, FIELD_NAMES) from error
-    return chat
+    return translated(fields, FIELD_NAMES)
 
 
 def chat_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -67,8 +62,12 @@ def _tool_choice(choice: Any) -> Any:
         return choice
     if choice.get("type") == "function" and isinstance(choice.get("name"), str):
         return {"type": "function", "function": {"name": choice["name"]}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": list(map(_tool_choice, choice["tools"]))}}
     raise NotSupportedError(
-        f'tool_choice must be "none", "auto", "required" or {{"type": "function", "name": ...}}; got {choice!r:.200}', param="tool_choice"
+        'tool_choice must be "none", "auto", "required", {"type": "function", "name": ...} or {"type": "allowed_tools", "mode": ..., '
+        f'"tools": [...]}}; got {choice!r:.200}',
+        param="tool_choice",
     )
 
 
@@ -91,14 +90,7 @@ async def fitted(serving: Serving, chat: ChatCompletionRequest, *, trust_templat
     room = serving.engine.info.max_model_len - max(chat.max_completion_tokens or 1, 1)
 
     async def fits(cut: int) -> bool:
-        text = render_chat(
-            serving.engine.tokenizer,
-            [*messages[:first], *messages[cut:]],
-            tools=chat.tools,
-            template_kwargs=chat.chat_template_kwargs,
-            reasoning_effort=chat.reasoning_effort,
-            trust_template=trust_template,
-        )
+        text = render_chat(serving.engine.tokenizer, [*messages[:first], *messages[cut:]], chat, trust_template=trust_template)
         return len(await serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)) <= room
 
     low, high = 0, len(cuts) - 1

@@ -50,16 +50,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_body(request, CountTokensRequest)
     serving.model_name(body.model)
     chat = chat_request(body)
-    text = render_chat(
-        serving.engine.tokenizer,
-        chat.messages,
-        tools=chat.tools,
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-        template_kwargs=chat.chat_template_kwargs,
-        reasoning_effort=chat.reasoning_effort,
-        trust_template=state.config.trust_request_chat_template,
-    )
+    text = render_chat(serving.engine.tokenizer, chat.messages, chat, trust_template=state.config.trust_request_chat_template)
     ids = await serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)
     return json_response(TokenCount(len(ids)))
 

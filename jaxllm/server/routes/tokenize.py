@@ -26,16 +26,7 @@ async def tokenize(request: Request) -> Response:
     serving.model_name(body.model)
     special = body.add_special_tokens
     if body.messages is not None:
-        text = render_chat(
-            serving.engine.tokenizer,
-            body.messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template=body.chat_template,
-            template_kwargs=body.chat_template_kwargs,
-            trust_template=state.config.trust_request_chat_template,
-        )
+        text = render_chat(serving.engine.tokenizer, body.messages, body, trust_template=state.config.trust_request_chat_template)
         special = bool(special)
     else:
         text = body.prompt or ""
