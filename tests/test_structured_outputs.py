@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 
 import jsonschema
@@ -11,6 +12,7 @@ import pytest
 from jaxllm import LLM, SamplingParams, StructuredOutputsParams
 from jaxllm.errors import InvalidRequestError
 from tests.checkpoints import FIRST_BYTE_ID, tiny_config, write_model, write_scripted_model
+from tests.random_schemas import misfit, random_schema
 
 pytestmark = pytest.mark.heavy
 
@@ -100,6 +102,27 @@ def test_outputs_of_random_weights_fit_and_plain_rows_beside_them_do_not_change(
             ended += 1
             assert CONSTRAINTS[name][1](choice.text), (name, choice.text)
     assert ended > len(names) / 2
+
+
+def test_schemas_at_random_are_refused_or_kept_to(llm):
+    rng, kept = random.Random(1), []
+    # Random text would seldom come to its end.
+    bias = {FIRST_BYTE_ID + ord(char): 6.0 for char in '"}],'}
+    for seed in range(40):
+        schema = random_schema(rng)
+        params = SamplingParams(
+            max_tokens=150, temperature=1.0, seed=seed, logit_bias=bias, structured_outputs=StructuredOutputsParams(json=schema)
+        )
+        try:
+            llm._front.input.process(str(seed), "x", params)
+        except InvalidRequestError:
+            continue
+        kept.append((schema, params))
+    choices = [output.outputs[0] for output in run(llm, [params for _, params in kept])]
+    ended = [(schema, choice) for (schema, _), choice in zip(kept, choices, strict=True) if choice.finish_reason == "stop"]
+    assert len(ended) > 15
+    assert [(schema, choice.text) for schema, choice in ended if misfit(schema, choice.text) is not None] == []
+    assert {choice.finish_reason for choice in choices} <= {"stop", "length"}
 
 
 def test_many_constrained_requests_leave_later_plain_ones_as_they_were(llm):
