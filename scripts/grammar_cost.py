@@ -23,7 +23,8 @@ from tests.checkpoints import tiny_config, write_model
 CONSTRAINTS = {
     "no grammar": None,
     "regex": StructuredOutputsParams(regex="[a-z ,]+"),
-    "JSON schema": StructuredOutputsParams(json={"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 1000}),
+    "JSON schema": StructuredOutputsParams(json={"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1000}),
+    "short texts": StructuredOutputsParams(json={"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 1000}),
 }
 
 
