@@ -314,12 +314,16 @@ class _Program:
 
         def one(page: Any, _: None) -> None:
             slot = self._slot(page)
-            pl.when(page >= self.begin + self.stages)(lambda: plgpu.barrier_wait(self.consumed.at[slot]))
+            self.wait_until_free(page)
             page_id = self.table[self.row, page]
             plgpu.copy_gmem_to_smem(self.k.at[page_id, self.head], self.k_smem.at[slot], self.k_ready.at[slot])
             plgpu.copy_gmem_to_smem(self.v.at[page_id, self.head], self.v_smem.at[slot], self.v_ready.at[slot])
 
         lax.fori_loop(self.begin, self.end, one, None)
+
+    def wait_until_free(self, page: Any) -> None:
+        """Wait until the page that had the slot before this one was consumed."""
+        pl.when(page >= self.begin + self.stages)(lambda: plgpu.barrier_wait(self.consumed.at[self._slot(page)]))
 
     def compute(self, warpgroup: Any, warpgroups: int) -> None:
         """Attend with the 64 query rows of a warpgroup, and write what came of the first `rows`."""

@@ -55,8 +55,7 @@ def test_decodes_cut_into_parts_equal_the_reference():
     check(step_of(DECODES, 8, 8), scale=0.1, splits=3)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("window", [None, 70], ids=str)
+@pytest.mark.parametrize("window", [None, pytest.param(70, marks=pytest.mark.heavy)], ids=str)
 def test_mixed_steps_equal_the_reference(window):
     check(step_of(MIXED, 96, 8, window=window), scale=0.1, window=window)
 
@@ -91,3 +90,18 @@ def test_every_head_dim_equals_the_reference(head_dim):
 def test_a_shape_that_cannot_run_is_refused_with_what_would(shape, message):
     with pytest.raises(layout.UnsupportedShapeError, match=message):
         gpu.check_shape(*shape)
+
+
+RACING = step_of([(1, 150), (40, 100)], 48, 2, num_heads=1, num_kv_heads=1)
+
+
+def test_transfers_and_computation_do_not_race():
+    check(RACING, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1)
+
+
+def test_a_missing_wait_for_a_free_slot_is_caught(monkeypatch):
+    """Pages that are fetched before the slot's last user is done."""
+    monkeypatch.setattr(gpu, "_stages", lambda *_: 2)
+    monkeypatch.setattr(gpu._Program, "wait_until_free", lambda self, page: None)
+    with pytest.raises(Exception, match=r"(?i)race"):
+        check(RACING, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1)
