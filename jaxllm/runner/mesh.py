@@ -22,6 +22,7 @@ class ShardingRules:
     embed: str | None = None
     kv_heads: str | None = "model"
     mlp: str | None = "model"
+    rows: str | None = "model"
 
     def partition(self, axes: tuple[str | None, ...]) -> PartitionSpec:
         """The partition of an array whose axes have these logical names."""

@@ -6,7 +6,7 @@ penalties, temperature, min_p, top_k, top_p, sample.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -88,25 +88,37 @@ def sample(
     num_sampled_ids: int,
     max_logprobs: int,
 ) -> tuple[SamplerOutput, SlotState]:
-    """Sample a token for each row.
+    """Sample a token for each row, and bring the state up to date: `choose` and `advance`."""
+    out = choose(raw, slots, positions, samples, state, num_sampled_ids=num_sampled_ids, max_logprobs=max_logprobs)
+    return out, advance(state, slots, samples, out.tokens)
+
+
+def choose(
+    raw: jax.Array,
+    slots: jax.Array,
+    positions: jax.Array,
+    samples: jax.Array,
+    state: SlotState,
+    *,
+    num_sampled_ids: int,
+    max_logprobs: int,
+) -> SamplerOutput:
+    """Sample a token for each row. Rows know nothing of each other.
 
     Args:
         raw: [R, V] float32 logits.
         slots: [R] slot of each row.
         positions: [R] position of the token being predicted.
-        samples: [R] bool; rows without it leave the state as it is.
+        samples: [R] bool; of the others nobody wants a token.
         num_sampled_ids: ids from here on are never sampled.
         max_logprobs: static bound of the log-probabilities returned.
-
-    Returns:
-        The tokens, and the state with last tokens and counts brought up to date.
     """
     floats, ints = state.floats[slots], state.ints[slots]
     temperature = floats[:, 0]
     greedy = temperature < _GREEDY_BELOW
     until = jnp.where(samples[:, None], state.bias_until[slots], 0)
     biased = jnp.any(positions[:, None] < until, axis=1)
-    penalised = jnp.any(floats[:, 3:] != jnp.array([1.0, 0.0, 0.0]), axis=1)
+    penalised = _penalised(floats)
     special = samples & (biased | penalised | state.masked[slots])
 
     vocab_size = raw.shape[-1]
@@ -136,16 +148,22 @@ def sample(
     )
     # One pass tells overflow: NaN and +inf both survive a maximum.
     finite = jnp.isfinite(jnp.max(raw, axis=-1))
-    kept = jnp.where(samples, tokens, state.last_token[slots])
-    counted = samples & penalised
-    new_state = SlotState(
-        **{
-            **{name: getattr(state, name) for name in SlotState.__dataclass_fields__},
-            "last_token": state.last_token.at[slots].set(kept),
-            "output_counts": state.output_counts.at[slots, tokens].add(counted.astype(jnp.int16)),
-        }
+    return SamplerOutput(tokens, finite, choosable, top_ids, top_logprobs, rank)
+
+
+def advance(state: SlotState, slots: jax.Array, samples: jax.Array, tokens: jax.Array) -> SlotState:
+    """The state with last tokens and counts brought up to date; slots, samples and tokens [R]. Only rows that sample change it."""
+    counted = samples & _penalised(state.floats[slots])
+    return replace(
+        state,
+        last_token=state.last_token.at[slots].set(jnp.where(samples, tokens, state.last_token[slots])),
+        output_counts=state.output_counts.at[slots, tokens].add(counted.astype(jnp.int16)),
     )
-    return SamplerOutput(tokens, finite, choosable, top_ids, top_logprobs, rank), new_state
+
+
+def _penalised(floats: jax.Array) -> jax.Array:
+    """Which rows of SlotState.floats [R, 6] have penalties."""
+    return jnp.any(floats[:, 3:] != jnp.array([1.0, 0.0, 0.0]), axis=1)
 
 
 def top_logprobs_of(logits: jax.Array, tokens: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,10 @@ from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend, Cache
 from jaxllm.runner.batch import LAST_SAMPLED, BatchLayout, StepBatch, unpack
 from jaxllm.runner.mesh import Placement
-from jaxllm.runner.sampler import SamplerOutput, SlotState, sample, top_logprobs_of
+from jaxllm.runner.sampler import SamplerOutput, SlotState, advance, choose, top_logprobs_of
 from jaxllm.specs import AttendSpec
+
+T = TypeVar("T")
 
 
 class StepState(NamedTuple):
@@ -57,29 +60,34 @@ class StepProgram:
         self, params: Sequence[jax.Array], state: StepState, packed: jax.Array, *, layout: BatchLayout
     ) -> tuple[StepState, StepOutput]:
         """One step of a bucket. packed: [layout.size] int32."""
-        batch = unpack(packed, layout)
+        batch = self._everywhere(unpack(packed, layout))
         row = jnp.minimum(batch.token_rows, layout.bucket.num_rows - 1)
         tokens = jnp.where(batch.tokens == LAST_SAMPLED, state.slots.last_token[batch.slots[row]], batch.tokens)
 
         model = self.model_def.bind(params)
         hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch))
         logits = model.logits(hidden[batch.last_tokens])
-        if self.placement.mesh.size > 1:
-            if self.model_def.vocab_size % self.placement.num_shards == 0:
-                # Said outright: the compiler would rather gather the head's weights than the logits.
-                logits = lax.with_sharding_constraint(logits, self.placement.sharding((None, "vocab")))
-            logits = lax.with_sharding_constraint(logits, self.placement.sharding())
-        sampled, slots = sample(
-            logits,
-            batch.slots,
-            batch.next_positions,
-            batch.samples,
-            state.slots,
-            num_sampled_ids=self.num_sampled_ids,
-            max_logprobs=self.max_logprobs,
-        )
+        sampled = self._sample(logits, batch, state.slots)
+        slots = self._everywhere(advance(state.slots, batch.slots, batch.samples, sampled.tokens))
         sampled = sampled._replace(finite=sampled.finite & _finite_rows(hidden, batch))
         return StepState(tuple(caches), slots), StepOutput(sampled, hidden)
+
+    def _sample(self, logits: jax.Array, batch: StepBatch, slots: SlotState) -> SamplerOutput:
+        """A token for each row of logits [R, V]. Devices share the rows where they can: sampling holds several copies of its logits."""
+        mesh, rules, shards = self.placement.mesh, self.placement.rules, self.placement.num_shards
+        sampler = partial(choose, num_sampled_ids=self.num_sampled_ids, max_logprobs=self.max_logprobs)
+        if mesh.size > 1:
+            if logits.shape[1] % shards == 0:
+                # Said outright: the compiler would rather gather the head's weights than pass the logits on.
+                logits = lax.with_sharding_constraint(logits, self.placement.sharding((None, "vocab")))
+            rows = rules.partition(("rows",) if logits.shape[0] % shards == 0 else ())
+            specs = (rows, rows, rows, rows, rules.partition(()))
+            sampler = jax.shard_map(sampler, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
+        return self._everywhere(sampler(logits, batch.slots, batch.next_positions, batch.samples, slots))
+
+    def _everywhere(self, tree: T) -> T:
+        """Small arrays that every device has: otherwise the compiler shares them out, and gathers them again."""
+        return lax.with_sharding_constraint(tree, self.placement.sharding()) if self.placement.mesh.size > 1 else tree
 
     def _attend(self, batch: StepBatch):
         def attend(
