@@ -158,7 +158,163 @@ class MLPSpec:
         return replace(self, groups=shards)
 
 
+@dataclass(frozen=True)
+class StateLayer:
+    """What a recurrent layer keeps of a sequence, whatever its length: float32 arrays of these shapes. Devices share their first axes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class MambaSpec:
+    """A selective state space (Mamba): `inner` channels with a state of `state_size` each, behind a convolution of `conv_width`.
+
+    `rank` is that of the step sizes' projection; `inner_norm` normalises step sizes, inputs and outputs of the state (Jamba).
+    """
+
+    inner: int
+    state_size: int
+    conv_width: int
+    rank: int
+    activation: Activation
+    bias: bool = False
+    conv_bias: bool = True
+    inner_norm: NormSpec | None = None
+
+    @property
+    def cache(self) -> StateLayer:
+        return StateLayer(((self.inner, self.conv_width - 1), (self.inner, self.state_size)))
+
+    @property
+    def sizes(self) -> str:
+        return f"state space of {self.inner} channels"
+
+    def divides(self, shards: int) -> bool:
+        return self.inner % shards == 0
+
+    def sharded(self, shards: int) -> MambaSpec:
+        return self
+
+
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """State space duality (Mamba 2): heads of `head_dim` with states of `state_size`; the heads of a group share what reads and writes it.
+
+    `dt_limits` bound the step sizes. `norm` normalises the output, as a whole or (`norm_each`) group by group, after the gate multiplies it
+    or (`norm_first`) before. `scales` multiply gate, values, inputs, outputs and step sizes as projected, `out_scale` the result.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    conv_width: int
+    activation: Activation
+    bias: bool = False
+    conv_bias: bool = True
+    dt_limits: tuple[float, float] = (0.0, float("inf"))
+    norm: NormSpec | None = None
+    norm_each: bool = False
+    norm_first: bool = False
+    scales: tuple[float, float, float, float, float] | None = None
+    out_scale: float = 1.0
+
+    @property
+    def group_dim(self) -> int:
+        """Values of one token in a group."""
+        return self.num_heads // self.num_groups * self.head_dim
+
+    @property
+    def cache(self) -> StateLayer:
+        conv = self.group_dim + 2 * self.state_size
+        state = (self.num_groups, self.num_heads // self.num_groups, self.head_dim, self.state_size)
+        return StateLayer(((self.num_groups, conv, self.conv_width - 1), state))
+
+    @property
+    def rows(self) -> dict[str, tuple[tuple[int, bool], ...]]:
+        """What the checkpoint's fused tensors hold for each group, in order: how many rows, and whether groups may be copies."""
+        conv = ((self.group_dim, False), (self.state_size, True), (self.state_size, True))
+        return {"conv": conv, "projection": ((self.group_dim, False), *conv, (self.num_heads // self.num_groups, False))}
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.num_heads} state heads in {self.num_groups} groups"
+
+    def divides(self, shards: int) -> bool:
+        copies = not self.norm_each and shards % self.num_groups == 0
+        return self.num_heads % shards == 0 and (self.num_groups % shards == 0 or copies)
+
+    def sharded(self, shards: int) -> Mamba2Spec:
+        """Groups are replicated where there are fewer than shards."""
+        return replace(self, num_groups=max(self.num_groups, shards))
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """A gated delta net: `num_heads` value heads share `num_groups` heads of queries and keys; behind a convolution of `conv_width`.
+
+    `norm` normalises each value head of the output, before the gate multiplies it.
+    """
+
+    num_heads: int
+    num_groups: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    activation: Activation
+    norm: NormSpec
+
+    @property
+    def group_dim(self) -> int:
+        """Values of one token in a group."""
+        return self.num_heads // self.num_groups * self.value_dim
+
+    @property
+    def cache(self) -> StateLayer:
+        state = (self.num_groups, self.num_heads // self.num_groups, self.key_dim, self.value_dim)
+        return StateLayer(((self.num_groups, 2 * self.key_dim + self.group_dim, self.conv_width - 1), state))
+
+    @property
+    def rows(self) -> dict[str, tuple[tuple[int, bool], ...]]:
+        """What the checkpoint's fused tensors hold for each group, in order: how many rows, and whether groups may be copies."""
+        return {"conv": ((self.key_dim, False), (self.key_dim, False), (self.group_dim, False))}
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.num_groups} groups of {self.num_heads} delta net heads"
+
+    def divides(self, shards: int) -> bool:
+        return self.num_groups % shards == 0
+
+    def sharded(self, shards: int) -> DeltaNetSpec:
+        return self
+
+
+@dataclass(frozen=True)
+class ShortConvSpec:
+    """A gated convolution (LFM2): out(c * conv(b * x)) for projections b, c, x of `channels` each."""
+
+    channels: int
+    conv_width: int
+    bias: bool = False
+
+    @property
+    def cache(self) -> StateLayer:
+        return StateLayer(((self.channels, self.conv_width - 1),))
+
+    @property
+    def sizes(self) -> str:
+        return f"convolution of {self.channels} channels"
+
+    def divides(self, shards: int) -> bool:
+        return self.channels % shards == 0
+
+    def sharded(self, shards: int) -> ShortConvSpec:
+        return self
+
+
 MixerSpec = AttentionSpec
+RecurrentSpec = MambaSpec | Mamba2Spec | DeltaNetSpec | ShortConvSpec
 FeedForwardSpec = MLPSpec
 
 
@@ -180,15 +336,23 @@ class BlockSpec:
     `pre`: x + f(n(x)). `pre_mlp`: the same, but for the mixer x + f(x). `output`: x + n(f(x)). `sandwich`: x + n(f(n(x))).
     `post`: n(x + f(x)). `parallel`: x + f(n(x)) + g(n'(x)) for mixer f and feed-forward g; `parallel_shared`: with one norm for both.
     `residual_scale` multiplies f(...) before it is added; `scaled`: a learned scalar multiplies the whole block's result.
+
+    A `recurrent` layer mixes instead of attention, or beside it: then f is their sum. Either half of a block may be missing.
     """
 
-    mixer: MixerSpec
-    feed_forward: FeedForwardSpec
+    mixer: MixerSpec | None
+    feed_forward: FeedForwardSpec | None
     norm: NormSpec
     placement: Placement = "pre"
     residual_scale: float = 1.0
     layer_input: LayerInputSpec | None = None
     scaled: bool = False
+    recurrent: RecurrentSpec | None = None
+
+    @property
+    def parts(self) -> tuple[MixerSpec | RecurrentSpec | FeedForwardSpec, ...]:
+        """Those that there are."""
+        return tuple(part for part in (self.mixer, self.recurrent, self.feed_forward) if part is not None)
 
 
 @dataclass(frozen=True)
@@ -223,12 +387,25 @@ class DecoderSpec:
             object.__setattr__(self, "padded_vocab_size", self.vocab_size)
 
     @property
-    def cache_of_layers(self) -> tuple[int, ...]:
-        """For each layer, which of the caches is its own or the one that it shares. Layers that share have none of their own."""
-        caches: list[int] = []
+    def cache_layers(self) -> tuple[CacheLayer | StateLayer, ...]:
+        """What is kept, in order of layers; attention before the recurrent layer of the same block. Layers that share have none."""
+        kept = [part.cache for block in self.blocks for part in (block.mixer, block.recurrent) if part is not None]
+        return tuple(cache for cache in kept if cache is not None)
+
+    @property
+    def cache_of_layers(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, which of `cache_layers` its attention reads, own or shared, and which its recurrent layer."""
+        caches: list[tuple[int, ...]] = []
+        count = 0
         for block in self.blocks:
-            shared = None if block.mixer.cache else block.mixer.cache_of
-            caches.append(len(set(caches)) if shared is None else caches[shared])
+            of_layer: tuple[int, ...] = ()
+            if block.mixer is not None and block.mixer.cache_of is not None:
+                of_layer = caches[block.mixer.cache_of][:1]
+            elif block.mixer is not None:
+                of_layer, count = (count,), count + 1
+            if block.recurrent is not None:
+                of_layer, count = (*of_layer, count), count + 1
+            caches.append(of_layer)
         return tuple(caches)
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.models.build import ModelDef
-from jaxllm.specs import AttendSpec
+from jaxllm.ops.recurrent import StateRows
+from jaxllm.specs import AttendSpec, CacheLayer, StateLayer
 
 
 def dense_attend(
@@ -42,13 +43,32 @@ def dense_attend(
     return out.reshape(tokens, heads, -1).astype(q.dtype), cache
 
 
+def one_row(num_tokens: int) -> StateRows:
+    """The rows of a step that computes one whole sequence."""
+    none, one = jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)
+    return StateRows(
+        q_starts=jnp.array([0, num_tokens], jnp.int32),
+        token_rows=jnp.zeros(num_tokens, jnp.int32),
+        num_decodes=jnp.int32(0),
+        fresh=one == 1,
+        read=none,
+        write=one,
+    )
+
+
+def one_state(layer: StateLayer) -> tuple[jax.Array, ...]:
+    """Pages for the state of one sequence."""
+    return tuple(jnp.zeros((2, *shape)) for shape in layer.shapes)
+
+
 def run_dense(model: ModelDef, params: Sequence[jax.Array], token_ids: Sequence[int] | np.ndarray) -> jax.Array:
     """Logits [T, V] of every position of one sequence."""
 
     @jax.jit
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)
-        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), [None] * len(model.cache_layers), dense_attend)
+        caches = [None if isinstance(layer, CacheLayer) else one_state(layer) for layer in model.cache_layers]
+        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), caches, dense_attend, rows=one_row(ids.shape[0]))
         return decoder.logits(hidden)
 
     return forward(params, jnp.asarray(token_ids, jnp.int32))

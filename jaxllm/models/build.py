@@ -17,7 +17,7 @@ from jaxllm.models.decoder import Decoder
 from jaxllm.models.family import Family
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.registry import find_family
-from jaxllm.specs import CacheLayer, DecoderSpec
+from jaxllm.specs import BlockSpec, CacheLayer, DecoderSpec, DeltaNetSpec, Mamba2Spec, StateLayer
 from jaxllm.weights.rules import LoadPlan, bind_rules
 from jaxllm.weights.transforms import CheckpointDims
 
@@ -42,7 +42,7 @@ class ModelDef:
     shapes: Mapping[str, jax.ShapeDtypeStruct]
     axes: Mapping[str, tuple[str | None, ...]]
     rules: LoadPlan
-    cache_layers: tuple[CacheLayer, ...]
+    cache_layers: tuple[CacheLayer | StateLayer, ...]
     _graph: Any
     _variables: tuple[tuple[tuple[Any, ...], nnx.Param], ...]
 
@@ -97,12 +97,9 @@ def define_model(
     spec = shard(logical, tensor_parallel_size)
 
     module = abstract(lambda: Decoder(spec, dtype))
-    ignored = ignored_names(family, spec)
-    rules = bind_rules(
-        family.rules, module["shapes"], checkpoint_dims(logical), prefix=family.prefix, ignored=ignored, renamed=family.renamed
-    )
-    cache_layers = tuple(block.mixer.cache for block in spec.blocks if block.mixer.cache is not None)
-    return ModelDef(architecture=family.architecture, spec=spec, rules=rules, cache_layers=cache_layers, **module)
+    dims, ignored = checkpoint_dims(logical, spec), ignored_names(family, spec)
+    rules = bind_rules(family.rules, module["shapes"], dims, prefix=family.prefix, ignored=ignored, renamed=family.renamed)
+    return ModelDef(architecture=family.architecture, spec=spec, rules=rules, cache_layers=spec.cache_layers, **module)
 
 
 def abstract(build: Callable[[], nnx.Module], prefix: str = "") -> dict[str, Any]:
@@ -118,14 +115,21 @@ def abstract(build: Callable[[], nnx.Module], prefix: str = "") -> dict[str, Any
     }
 
 
-def checkpoint_dims(spec: DecoderSpec) -> list[CheckpointDims]:
-    """The checkpoint's sizes for each layer, from the spec before it is shared by devices."""
-    return [CheckpointDims(vocab_size=spec.vocab_size, num_kv_heads=block.mixer.num_kv_heads) for block in spec.blocks]
+def checkpoint_dims(logical: DecoderSpec, spec: DecoderSpec) -> list[CheckpointDims]:
+    """The checkpoint's sizes for each layer, from the spec as the config says it and as devices share it."""
+    return [_dims(logical.vocab_size, *blocks) for blocks in zip(logical.blocks, spec.blocks, strict=True)]
+
+
+def _dims(vocab_size: int, logical: BlockSpec, block: BlockSpec) -> CheckpointDims:
+    kv_heads = logical.mixer.num_kv_heads if logical.mixer else 0
+    if isinstance(logical.recurrent, Mamba2Spec | DeltaNetSpec) and isinstance(block.recurrent, Mamba2Spec | DeltaNetSpec):
+        return CheckpointDims(vocab_size, kv_heads, logical.recurrent.num_groups, block.recurrent.rows)
+    return CheckpointDims(vocab_size, kv_heads)
 
 
 def ignored_names(family: Family, spec: DecoderSpec) -> tuple[str, ...]:
     """Patterns of tensors that carry nothing for this member of the family."""
-    sharing = "|".join(str(i) for i, block in enumerate(spec.blocks) if block.mixer.cache is None)
+    sharing = "|".join(str(i) for i, block in enumerate(spec.blocks) if block.mixer and block.mixer.cache is None)
     return tuple(pattern.replace("{sharing}", sharing) for pattern in family.ignored if sharing or "{sharing}" not in pattern)
 
 
@@ -135,16 +139,20 @@ def shard(spec: DecoderSpec, shards: int) -> DecoderSpec:
     Raises:
         ConfigError: there is none; the message says which numbers of devices work.
     """
-    parts = {part for block in spec.blocks for part in (block.mixer, block.feed_forward)}
+    parts = dict.fromkeys(part for block in spec.blocks for part in block.parts)
     if not all(part.divides(shards) for part in parts):
-        most = max(block.mixer.num_heads for block in spec.blocks)
-        working = [str(n) for n in range(1, most + 1) if all(part.divides(n) for part in parts)]
-        sizes = dict.fromkeys(part.sizes for block in spec.blocks for part in (block.mixer, block.feed_forward))
+        working = [str(n) for n in range(1, spec.width + 1) if all(part.divides(n) for part in parts)]
+        sizes = dict.fromkeys(part.sizes for part in parts)
         raise ConfigError(
             f"tensor_parallel_size={shards} does not divide this model ({', '.join(sizes)}); sizes that work: {', '.join(working)}"
         )
     blocks = tuple(
-        dataclasses.replace(block, mixer=block.mixer.sharded(shards), feed_forward=block.feed_forward.sharded(shards))
+        dataclasses.replace(
+            block,
+            mixer=block.mixer and block.mixer.sharded(shards),
+            recurrent=block.recurrent and block.recurrent.sharded(shards),
+            feed_forward=block.feed_forward and block.feed_forward.sharded(shards),
+        )
         for block in spec.blocks
     )
     padded = -(-spec.vocab_size // shards) * shards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,39 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxllm.layers.attention import Attend, Attention, Where
+from jaxllm.layers.delta_net import DeltaNet
 from jaxllm.layers.embedding import Embedding, Head, project
 from jaxllm.layers.layer_input import LayerInputGate, LayerInputs
+from jaxllm.layers.mamba import Mamba
+from jaxllm.layers.mamba2 import Mamba2
 from jaxllm.layers.mlp import MLP
 from jaxllm.layers.norm import Norm
 from jaxllm.layers.param import param
 from jaxllm.layers.rope import rotation, temperature
+from jaxllm.layers.short_conv import ShortConv
 from jaxllm.ops.linear import linear
-from jaxllm.specs import AttentionSpec, BlockSpec, DecoderSpec, FeedForwardSpec, MixerSpec, MLPSpec
+from jaxllm.ops.recurrent import StateRows
+from jaxllm.specs import (
+    AttentionSpec,
+    BlockSpec,
+    DecoderSpec,
+    DeltaNetSpec,
+    FeedForwardSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    MLPSpec,
+    RecurrentSpec,
+    ShortConvSpec,
+)
 
 MIXERS: dict[type[MixerSpec], type[Attention]] = {AttentionSpec: Attention}
+RECURRENT: dict[type[RecurrentSpec], Callable[..., Any]] = {
+    MambaSpec: Mamba,
+    Mamba2Spec: Mamba2,
+    DeltaNetSpec: DeltaNet,
+    ShortConvSpec: ShortConv,
+}
 FEED_FORWARDS: dict[type[FeedForwardSpec], type[MLP]] = {MLPSpec: MLP}
 
 
@@ -29,33 +52,54 @@ class Block(nnx.Module):
     """A mixer and a feed-forward, each with its residual; the norms stand where the spec places them."""
 
     def __init__(self, spec: BlockSpec, width: int, dtype: DTypeLike):
-        def norm(*placements: str) -> Norm | None:
-            return Norm(spec.norm, width, dtype, "embed") if spec.placement in placements else None
+        def norm(there: bool, *placements: str) -> Norm | None:
+            return Norm(spec.norm, width, dtype, "embed") if there and spec.placement in placements else None
 
         self.spec = spec
-        self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_shared")
-        self.attention = MIXERS[type(spec.mixer)](spec.mixer, width, dtype)
-        self.attention_post_norm = norm("output", "sandwich", "post")
-        self.mlp_norm = norm("pre", "pre_mlp", "sandwich", "parallel")
-        self.mlp = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, width, dtype)
-        self.mlp_post_norm = norm("output", "sandwich", "post")
+        mixes, feeds = spec.mixer is not None or spec.recurrent is not None, spec.feed_forward is not None
+        self.attention_norm = norm(mixes, "pre", "sandwich", "parallel", "parallel_shared")
+        self.attention = MIXERS[type(spec.mixer)](spec.mixer, width, dtype) if spec.mixer else None
+        self.recurrent = RECURRENT[type(spec.recurrent)](spec.recurrent, width, dtype) if spec.recurrent else None
+        self.attention_post_norm = norm(mixes, "output", "sandwich", "post")
+        self.mlp_norm = norm(feeds, "pre", "pre_mlp", "sandwich", "parallel")
+        self.mlp = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, width, dtype) if spec.feed_forward else None
+        self.mlp_post_norm = norm(feeds, "output", "sandwich", "post")
         self.layer_input = LayerInputGate(spec.layer_input, width, dtype) if spec.layer_input else None
         self.scalar = param((1,), (None,), dtype) if spec.scaled else None
 
-    def __call__(self, x: jax.Array, where: Where, layer_input: jax.Array | None, cache: Any, attend: Attend) -> tuple[jax.Array, Any]:
-        """x [T, M], the layer's input [T, P] and its cache to ([T, M], cache)."""
+    def __call__(
+        self,
+        x: jax.Array,
+        where: Where,
+        layer_input: jax.Array | None,
+        caches: Sequence[Any],
+        attend: Attend,
+        rows: StateRows | None,
+    ) -> tuple[jax.Array, list[Any]]:
+        """x [T, M], the layer's input [T, P] and its caches to ([T, M], caches)."""
         before = x if self.attention_norm is None else self.attention_norm(x)
-        y, cache = self.attention(before, where, cache, attend)
-        if self.spec.placement.startswith("parallel"):
-            y = y + self.mlp(before if self.mlp_norm is None else self.mlp_norm(x))
-            x = self._add(x, y, None)
+        mixed, caches = self._mix(before, where, caches, attend, rows)
+        if self.spec.placement.startswith("parallel") and mixed is not None and self.mlp is not None:
+            x = self._add(x, mixed + self.mlp(before if self.mlp_norm is None else self.mlp_norm(x)), None)
         else:
-            x = self._add(x, y, self.attention_post_norm)
-            y = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
-            x = self._add(x, y, self.mlp_post_norm)
+            x = x if mixed is None else self._add(x, mixed, self.attention_post_norm)
+            if self.mlp is not None:
+                x = self._add(x, self.mlp(x if self.mlp_norm is None else self.mlp_norm(x)), self.mlp_post_norm)
         if self.layer_input is not None and layer_input is not None:
             x = self.layer_input(x, layer_input)
-        return x if self.scalar is None else x * self.scalar[...], cache
+        return x if self.scalar is None else x * self.scalar[...], caches
+
+    def _mix(
+        self, x: jax.Array, where: Where, caches: Sequence[Any], attend: Attend, rows: StateRows | None
+    ) -> tuple[jax.Array | None, list[Any]]:
+        """The sum of attention and recurrent layer, where there are any."""
+        caches, mixed = list(caches), None
+        if self.attention is not None:
+            mixed, caches[0] = self.attention(x, where, caches[0], attend)
+        if self.recurrent is not None:
+            y, caches[-1] = self.recurrent(x, caches[-1], rows)
+            mixed = y if mixed is None else mixed + y
+        return mixed, caches
 
     def _add(self, x: jax.Array, y: jax.Array, norm: Norm | None) -> jax.Array:
         if self.spec.residual_scale != 1.0:
@@ -96,9 +140,10 @@ class Decoder(nnx.Module):
         caches: Sequence[Any],
         attend: Attend,
         token_types: jax.Array | None = None,
+        rows: StateRows | None = None,
     ) -> tuple[jax.Array, list[Any]]:
-        """token_ids, positions and token_types [T] int32, the caches of the layers that have one, to (hidden [T, M] after the final norm,
-        caches).
+        """token_ids, positions and token_types [T] int32, the caches of the spec's `cache_layers`, and the rows of states where layers are
+        recurrent, to (hidden [T, M] after the final norm, caches).
         """
         x = self.embed(token_ids, positions, token_types)
         layer_inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x)
@@ -107,23 +152,28 @@ class Decoder(nnx.Module):
         # Blocks of one spec differ in their arrays only: a jitted function traces and lowers them once instead of once a layer.
         @partial(jax.jit, static_argnums=0)
         def run(
-            graph: nnx.GraphDef[Block], state: nnx.State, x: jax.Array, where: Where, layer_input: jax.Array | None, cache: Any
-        ) -> tuple[jax.Array, Any]:
-            return nnx.merge(graph, state)(x, where, layer_input, cache, attend)
+            graph: nnx.GraphDef[Block], state: nnx.State, x: jax.Array, where: Where, layer_input: jax.Array | None, caches: list[Any]
+        ) -> tuple[jax.Array, list[Any]]:
+            return nnx.merge(graph, state)(x, where, layer_input, caches, attend, rows)
 
         new_caches = list(caches)
-        for i, (layer, where, cache) in enumerate(zip(self.layers, places, self.spec.cache_of_layers, strict=True)):
+        for i, (layer, where, of_layer) in enumerate(zip(self.layers, places, self.spec.cache_of_layers, strict=True)):
             layer_input = None if layer_inputs is None else layer_inputs[:, i]
-            x, new_caches[cache] = run(*nnx.split(layer), x, where, layer_input, new_caches[cache])
+            x, changed = run(*nnx.split(layer), x, where, layer_input, [new_caches[cache] for cache in of_layer])
+            for cache, value in zip(of_layer, changed, strict=True):
+                new_caches[cache] = value
         return x if self.final_norm is None else self.final_norm(x), new_caches
 
     def _places(self, positions: jax.Array) -> list[Where]:
         """What positions mean to each layer; layers of one rope share its angles."""
         mixers = [block.mixer for block in self.spec.blocks]
-        rotations = {mixer.rope: rotation(positions, mixer.rope) for mixer in mixers if mixer.rope}
-        factors = {mixer.temperature: temperature(positions, mixer.temperature) for mixer in mixers if mixer.temperature}
+        rotations = {mixer.rope: rotation(positions, mixer.rope) for mixer in mixers if mixer and mixer.rope}
+        factors = {mixer.temperature: temperature(positions, mixer.temperature) for mixer in mixers if mixer and mixer.temperature}
         return [
-            Where(rotations[mixer.rope] if mixer.rope else None, factors[mixer.temperature] if mixer.temperature else None)
+            Where(
+                rotations[mixer.rope] if mixer and mixer.rope else None,
+                factors[mixer.temperature] if mixer and mixer.temperature else None,
+            )
             for mixer in mixers
         ]
 

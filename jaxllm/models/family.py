@@ -98,7 +98,7 @@ def change_blocks(spec: DecoderSpec, change: Callable[[int, BlockSpec], BlockSpe
 
 def change_attention(spec: DecoderSpec, change: Callable[[int, AttentionSpec], AttentionSpec]) -> DecoderSpec:
     """The spec with the attention of each block (its index, it) changed."""
-    return change_blocks(spec, lambda i, block: replace(block, mixer=change(i, block.mixer)))
+    return change_blocks(spec, lambda i, block: replace(block, mixer=block.mixer and change(i, block.mixer)))
 
 
 def change_attend(spec: DecoderSpec, **fields: Any) -> DecoderSpec:

@@ -24,7 +24,7 @@ from jaxllm.models.modernbert import MODERNBERT
 from jaxllm.models.nomic import NOMIC
 from jaxllm.models.pooling_heads import Head, decoder_head, encoder_head, label_names, layer_rules
 from jaxllm.models.registry import FAMILIES
-from jaxllm.specs import AttentionSpec, DecoderSpec, OutputActivation, PoolingKind, PoolingSpec
+from jaxllm.specs import AttentionSpec, BlockSpec, DecoderSpec, OutputActivation, PoolingKind, PoolingSpec
 from jaxllm.weights.rules import Rule, bind_rules
 from jaxllm.weights.sentence_transformers import SentenceModules
 
@@ -132,7 +132,7 @@ def define_pooling(
     rules = bind_rules(
         [*(rule for rule in family.rules if rule not in heads), *dense_rules],
         module["shapes"],
-        checkpoint_dims(logical),
+        checkpoint_dims(logical, backbone),
         prefix=family.prefix,
         ignored=(*ignored_names(family, backbone), *unused),
         renamed=family.renamed,
@@ -152,10 +152,17 @@ def define_pooling(
 
 def _check_attention(spec: DecoderSpec, architecture: str) -> None:
     """Refuse attention that `ops/attention/segments.py` does not have."""
-    mixers = [block.mixer for block in spec.blocks]
-    plain = all(isinstance(mixer, AttentionSpec) and not mixer.sinks for mixer in mixers)
-    if not plain or any(mixer.attend.alibi or mixer.attend.chunked or mixer.attend.latent for mixer in mixers):
-        raise ModelLoadError(f"{architecture}: attention with ALiBi, sinks, chunks or latents is not supported for pooling yet")
+
+    def is_plain(block: BlockSpec) -> bool:
+        mixer = block.mixer
+        if not isinstance(mixer, AttentionSpec) or mixer.sinks or block.recurrent:
+            return False
+        return not (mixer.attend.alibi or mixer.attend.chunked or mixer.attend.latent)
+
+    if not all(map(is_plain, spec.blocks)):
+        raise ModelLoadError(
+            f"{architecture}: attention with ALiBi, sinks, chunks or latents, and recurrent layers are not supported for pooling yet"
+        )
 
 
 def _find(stem: str) -> tuple[Family, bool]:

@@ -23,10 +23,10 @@ from jaxllm.models.build import define_model
 from jaxllm.ops.attention import choose_backend
 from jaxllm.runner.batch import BatchLayout
 from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.memory import abstract_caches, cache_groups, cache_spec
+from jaxllm.runner.memory import Limits, abstract_caches, cache_groups, cache_spec
 from jaxllm.runner.mesh import MESH_AXES, Placement
 from jaxllm.runner.sampler import SlotState
-from jaxllm.runner.step import StepProgram, StepState
+from jaxllm.runner.step import StepProgram, StepState, window_groups
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 from pallas_kernels.aot import compile_for, serve, target_mesh
 
@@ -45,17 +45,18 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     )
     bucket = Bucket(request["num_tokens"], request["num_rows"])
     groups = cache_groups(model_def.cache_layers)
-    layout = BatchLayout(bucket, (-(-request["max_model_len"] // request["page_size"]),) * len(groups))
+    pages = request["num_pages"] if isinstance(request["num_pages"], list) else [request["num_pages"]] * len(groups)
+    spec = cache_spec(groups, pages, Limits(bucket.num_rows, bucket.num_tokens, request["page_size"]))
+    layout = BatchLayout.of(bucket, spec, request["max_model_len"])
     program = StepProgram(
         model_def=model_def,
         backend=backend,
         placement=placement,
-        window_groups={window: g for g, window in enumerate(groups)},
+        window_groups=window_groups(spec),
         num_sampled_ids=model_def.vocab_size,
         max_logprobs=min(20, model_def.vocab_size),
     )
-    pages = request["num_pages"] if isinstance(request["num_pages"], list) else [request["num_pages"]] * len(groups)
-    caches = abstract_caches(model_def, backend, placement, cache_spec(groups, pages, request["page_size"]))
+    caches = abstract_caches(model_def, backend, placement, spec)
     slots = SlotState.shapes(request.get("max_num_seqs") or bucket.num_rows, model_def.vocab_size, MAX_LOGIT_BIAS_ENTRIES)
     params = [_placed(model_def.shapes[name], placement.sharding(model_def.axes[name])) for name in model_def.names]
     state = StepState(caches, _placed(slots, placement.sharding()))

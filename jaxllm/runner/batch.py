@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.core_types import CacheSpec, NewRow, ScheduledRow
+from jaxllm.core_types import CacheKind, CacheSpec, NewRow, ScheduledRow
 from jaxllm.ops.attention import AttentionMetadata
+from jaxllm.ops.recurrent import StateRows
 from jaxllm.runner.buckets import Bucket
 
 # In the packed tokens: "the token that this slot sampled last", whose id only the device knows.
@@ -26,11 +27,20 @@ LAST_SAMPLED = -1
 class BatchLayout:
     """Where the fields of a step lie in the packed array.
 
-    `pages_per_row[g]` is the width of the page table of cache group g.
+    `pages_per_row[g]` is the width of the page table of cache group g. That of the recurrent group, `state_group`, has two columns: the
+    page to read and the page to write.
     """
 
     bucket: Bucket
     pages_per_row: tuple[int, ...]
+    state_group: int | None = None
+
+    @classmethod
+    def of(cls, bucket: Bucket, spec: CacheSpec, max_model_len: int) -> BatchLayout:
+        """The layout of an engine's steps."""
+        recurrent = [group.kind is CacheKind.RECURRENT for group in spec.groups]
+        width = -(-max_model_len // spec.page_size)
+        return cls(bucket, tuple(2 if r else width for r in recurrent), recurrent.index(True) if any(recurrent) else None)
 
     def _fields(self) -> dict[str, tuple[int, ...]]:
         tokens, rows = self.bucket.num_tokens, self.bucket.num_rows
@@ -69,6 +79,7 @@ class StepBatch:
     samples: [R] bool, rows whose last token predicts a new one.
     last_tokens: [R] int32, index of each row's last token of this step.
     metadata: attention metadata of each cache group; all but the page table are shared.
+    states: rows and pages of recurrent layers, where there are any.
     """
 
     tokens: jax.Array
@@ -76,6 +87,7 @@ class StepBatch:
     samples: jax.Array
     last_tokens: jax.Array
     metadata: tuple[AttentionMetadata, ...]
+    states: StateRows | None
 
     @property
     def token_rows(self) -> jax.Array:
@@ -112,12 +124,18 @@ def unpack(packed: jax.Array, layout: BatchLayout) -> StepBatch:
         )
         for g in range(len(layout.pages_per_row))
     )
+    states = None
+    if layout.state_group is not None:
+        read, write = fields[f"page_table_{layout.state_group}"].T
+        fresh = kv_lens == q_starts[1:] - q_starts[:-1]
+        states = StateRows(q_starts, token_rows, fields["num_decodes"][0], fresh, read, write)
     return StepBatch(
         tokens=fields["tokens"],
         slots=fields["slots"],
         samples=fields["samples"] != 0,
         last_tokens=jnp.maximum(q_starts[1:] - 1, 0),
         metadata=metadata,
+        states=states,
     )
 
 
@@ -128,14 +146,19 @@ class BatchBuilder:
     """
 
     def __init__(self, cache_spec: CacheSpec, num_slots: int, max_model_len: int):
+        self._spec = cache_spec
+        self._max_model_len = max_model_len
         self._page_counts = [group.num_pages for group in cache_spec.groups]
-        width = -(-max_model_len // cache_spec.page_size)
-        self.pages_per_row = (width,) * len(cache_spec.groups)
         self.sink_slot = num_slots
-        self._tables = [np.zeros((num_slots, width), np.int32) for _ in cache_spec.groups]
+        widths = [-(-max_model_len // cache_spec.positions_per_page(group)) for group in cache_spec.groups]
+        self._tables = [np.zeros((num_slots, width), np.int32) for width in widths]
         self._table_lens = np.zeros((len(cache_spec.groups), num_slots), np.int64)
         self._tokens: list[list[int]] = [[] for _ in range(num_slots)]
         self._known_lens = np.zeros(num_slots, np.int32)
+
+    def layout(self, bucket: Bucket) -> BatchLayout:
+        """The layout of the steps of a bucket."""
+        return BatchLayout.of(bucket, self._spec, self._max_model_len)
 
     def admit(self, row: NewRow) -> None:
         """Take over a slot: its known tokens, and its pages."""
@@ -161,7 +184,7 @@ class BatchBuilder:
 
     def pack(self, rows: Sequence[ScheduledRow], bucket: Bucket) -> np.ndarray:
         """Pack `rows` (those of one token first) for `bucket`: a fresh int32 array, since the device may read it in place."""
-        layout = BatchLayout(bucket, self.pages_per_row)
+        layout = self.layout(bucket)
         packed = np.zeros(layout.size, np.int32)
         fields = layout.views(packed)
         count = len(rows)
@@ -180,8 +203,13 @@ class BatchBuilder:
         fields["q_starts"][1 : count + 1] = ends
         fields["q_starts"][count + 1 :] = ends[-1] if count else 0
         fields["samples"][:count] = np.fromiter((row.samples for row in rows), np.int32, count)
-        for group, table in enumerate(self._tables):
-            fields[f"page_table_{group}"][:count] = table[slots]
+        for g, (group, table) in enumerate(zip(self._spec.groups, self._tables, strict=True)):
+            if group.interval is None:
+                fields[f"page_table_{g}"][:count] = table[slots]
+            else:
+                # The state before the step, which matters where something was computed before, and the one after it.
+                entries = np.stack([np.maximum(starts - 1, 0), starts], axis=1) // group.interval
+                fields[f"page_table_{g}"][:count] = table[slots[:, None], entries]
         tokens = fields["tokens"]
         on_device = (lens == 1) & (starts >= self._known_lens[slots])
         tokens[(ends - 1)[on_device]] = LAST_SAMPLED

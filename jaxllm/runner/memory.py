@@ -19,12 +19,14 @@ from jaxllm.ops.attention import AttentionBackend, Cache
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
-from jaxllm.specs import CacheLayer
+from jaxllm.specs import CacheLayer, StateLayer
 
 # Host memory is shared with everything else on the machine: without an explicit size, take this much at most for pages.
 _CPU_CACHE_LIMIT = 2 * 2**30
 # Logits, their processed copy and what sampling holds beside them (float32, each [R, V]).
 _LOGITS_COPIES = 8
+# A state takes as much memory as the keys and values of about so many positions (hundreds to thousands).
+_MOST_BETWEEN_SNAPSHOTS = 1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     page_size: int
+
+    @property
+    def state_interval(self) -> int:
+        """Positions between snapshots of recurrent states: no more than cut a prompt's chunks, and few enough for prefixes to be found."""
+        return max(1, min(self.max_num_batched_tokens, _MOST_BETWEEN_SNAPSHOTS) // self.page_size) * self.page_size
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,9 @@ class MemoryPlan:
 
     @property
     def cache_tokens(self) -> int:
-        """Positions that the smallest pool of full attention (or else of a window) can hold."""
+        """Positions that the smallest pool of full attention (or else of any kind) can hold."""
         full = [g for g in self.cache_spec.groups if g.kind is CacheKind.FULL] or list(self.cache_spec.groups)
-        return (min(g.num_pages for g in full) - 1) * self.cache_spec.page_size
+        return min((g.num_pages - 1) * self.cache_spec.positions_per_page(g) for g in full)
 
     def table(self) -> str:
         """The plan for people to read."""
@@ -115,7 +122,7 @@ def plan_memory(
     layer_bytes = [page_bytes_of(model_def, backend, layer, limits.page_size, shards) for layer in model_def.cache_layers]
     page_bytes = [sum(layer_bytes[i] for i in layers) for layers in groups.values()]
     wanted_len = max_model_len or model_def.max_model_len
-    pools = _Pools(tuple(groups), page_bytes, limits)
+    pools = _Pools(tuple(groups), page_bytes, limits, wanted_len)
     fixed = f"weights ({_readable(weights)}), sampling state ({_readable(sampling_state)}) and temporaries ({_readable(temporaries)})"
     left = total - weights - sampling_state - temporaries
     lower = f"lower max_num_seqs (now {limits.max_num_seqs}) or max_num_batched_tokens (now {limits.max_num_batched_tokens})"
@@ -147,7 +154,7 @@ def plan_memory(
         sampling_state=sampling_state,
         temporaries=temporaries,
         kv_cache=sum(count * size for count, size in zip(counts, page_bytes, strict=True)),
-        cache_spec=cache_spec(groups, counts, limits.page_size),
+        cache_spec=cache_spec(groups, counts, limits),
         max_model_len=int(min(wanted_len, longest)),
     )
 
@@ -157,21 +164,29 @@ def weight_bytes(model_def: ModelDef, placement: Placement) -> int:
     return sum(_nbytes(model_def.shapes[name]) // shards_of(model_def.axes[name], placement) for name in model_def.names)
 
 
-def cache_groups(cache_layers: Sequence[CacheLayer]) -> dict[int | None, tuple[int, ...]]:
-    """Layers by the window they keep (None: everything), in order of first appearance."""
-    groups: dict[int | None, tuple[int, ...]] = {}
+# What layers of a cache group keep, and the window of it.
+GroupKey = tuple[CacheKind, int | None]
+
+
+def cache_groups(cache_layers: Sequence[CacheLayer | StateLayer]) -> dict[GroupKey, tuple[int, ...]]:
+    """Layers by what they keep, in order of first appearance."""
+    groups: dict[GroupKey, tuple[int, ...]] = {}
     for index, layer in enumerate(cache_layers):
-        groups[layer.window] = (*groups.get(layer.window, ()), index)
+        if isinstance(layer, StateLayer):
+            key: GroupKey = (CacheKind.RECURRENT, None)
+        else:
+            key = (CacheKind.FULL if layer.window is None else CacheKind.SLIDING_WINDOW, layer.window)
+        groups[key] = (*groups.get(key, ()), index)
     return groups
 
 
-def cache_spec(groups: Mapping[int | None, tuple[int, ...]], counts: Sequence[int], page_size: int) -> CacheSpec:
+def cache_spec(groups: Mapping[GroupKey, tuple[int, ...]], counts: Sequence[int], limits: Limits) -> CacheSpec:
     """The groups of `cache_groups` with so many pages each."""
     return CacheSpec(
-        page_size,
+        limits.page_size,
         tuple(
-            CacheGroup(CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW, layers, count, window)
-            for (window, layers), count in zip(groups.items(), counts, strict=True)
+            CacheGroup(kind, layers, count, window, limits.state_interval if kind is CacheKind.RECURRENT else None)
+            for ((kind, window), layers), count in zip(groups.items(), counts, strict=True)
         ),
     )
 
@@ -181,32 +196,47 @@ def abstract_caches(model_def: ModelDef, backend: AttentionBackend, placement: P
     dtype = model_def.shapes[model_def.names[0]].dtype
     pages = {layer: group.num_pages for group in spec.groups for layer in group.layers}
 
-    def pool(index: int, layer: CacheLayer) -> Cache:
-        shapes = backend.cache_shapes(pages[index], spec.page_size, layer, dtype)
+    def pool(index: int, layer: CacheLayer | StateLayer) -> Cache:
+        shapes = _pages(backend, layer, pages[index], spec.page_size, dtype)
         sharding = placement.cache(layer)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
 
     return tuple(pool(index, layer) for index, layer in enumerate(model_def.cache_layers))
 
 
+def _pages(backend: AttentionBackend, layer: CacheLayer | StateLayer, num_pages: int, page_size: int, dtype: jnp.dtype) -> Cache:
+    """Abstract arrays of one layer's pages."""
+    if isinstance(layer, StateLayer):
+        return tuple(jax.ShapeDtypeStruct((num_pages, *shape), jnp.float32) for shape in layer.shapes)
+    return backend.cache_shapes(num_pages, page_size, layer, dtype)
+
+
 @dataclass(frozen=True)
 class _Pools:
     """Page counts and bytes of all groups as a function of the positions that full attention can hold."""
 
-    windows: tuple[int | None, ...]
+    groups: tuple[GroupKey, ...]
     page_bytes: list[int]
     limits: Limits
+    max_model_len: int
 
     def page_counts(self, tokens: int) -> list[int]:
         """Pages of each group, the sink included, to hold `tokens` positions of running requests."""
-        pages = -(-tokens // self.limits.page_size)
-        return [
-            1 + (pages if window is None else min(pages, self._window_pages(window) * self.limits.max_num_seqs)) for window in self.windows
-        ]
+        return [1 + self._count(kind, window, tokens) for kind, window in self.groups]
 
-    def _window_pages(self, window: int) -> int:
-        """Most pages that one request holds at once: its window and the chunk being computed, cut anywhere."""
-        return (window + self.limits.max_num_batched_tokens) // self.limits.page_size + 2
+    def _count(self, kind: CacheKind, window: int | None, tokens: int) -> int:
+        pages = -(-tokens // self.limits.page_size)
+        if kind is CacheKind.RECURRENT:
+            # A snapshot an interval; or at least two for each request of full length: the one it started from and its own.
+            return max(-(-tokens // self.limits.state_interval), 2 * -(-tokens // self.max_model_len))
+        most = self._request_pages(kind, window)
+        return pages if most is None else min(pages, most * self.limits.max_num_seqs)
+
+    def _request_pages(self, kind: CacheKind, window: int | None) -> int | None:
+        """Most pages that one request holds at once (window and chunk, cut anywhere); None where they grow with it."""
+        if kind is CacheKind.RECURRENT:
+            return 2
+        return None if window is None else (window + self.limits.max_num_batched_tokens) // self.limits.page_size + 2
 
     def cost(self, tokens: int) -> int:
         return sum(count * size for count, size in zip(self.page_counts(tokens), self.page_bytes, strict=True))
@@ -223,8 +253,8 @@ class _Pools:
     def longest_sequence(self, tokens: int) -> float:
         """Longest sequence that can run when pools are sized for `tokens`; infinite where a window bounds what every layer keeps."""
         return min(
-            math.inf if window is not None and count > self._window_pages(window) else (count - 1) * self.limits.page_size
-            for window, count in zip(self.windows, self.page_counts(tokens), strict=True)
+            math.inf if (most := self._request_pages(*group)) is not None and count > most else (count - 1) * self.limits.page_size
+            for group, count in zip(self.groups, self.page_counts(tokens), strict=True)
         )
 
 
@@ -247,7 +277,7 @@ def check_fits(model_def: ModelDef, placement: Placement, cache: CacheConfig, li
 
 def _activations(model_def: ModelDef, limits: Limits, shards: int) -> int:
     spec = model_def.spec
-    widest = max(block.feed_forward.width for block in spec.blocks)
+    widest = max((block.feed_forward.width for block in spec.blocks if block.feed_forward), default=2 * spec.width)
     itemsize = jnp.dtype(model_def.shapes[model_def.names[0]].dtype).itemsize
     return limits.max_num_batched_tokens * (4 * spec.width + 4 * widest // shards) * max(itemsize, 4)
 
@@ -256,11 +286,14 @@ def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
     return _activations(model_def, limits, shards) + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
 
 
-def page_bytes_of(model_def: ModelDef, backend: AttentionBackend, layer: CacheLayer, page_size: int, shards: int) -> int:
+def page_bytes_of(model_def: ModelDef, backend: AttentionBackend, layer: CacheLayer | StateLayer, page_size: int, shards: int) -> int:
     """Bytes of one layer's page on each device."""
     dtype = model_def.shapes[model_def.names[0]].dtype
-    share = replace(layer, num_kv_heads=layer.num_kv_heads // shards) if layer.is_split else layer
-    return sum(_nbytes(leaf) for leaf in jax.tree.leaves(backend.cache_shapes(1, page_size, share, dtype)))
+    if isinstance(layer, StateLayer):
+        layer = StateLayer(tuple((shape[0] // shards, *shape[1:]) for shape in layer.shapes))
+    elif layer.is_split:
+        layer = replace(layer, num_kv_heads=layer.num_kv_heads // shards)
+    return sum(_nbytes(leaf) for leaf in jax.tree.leaves(_pages(backend, layer, 1, page_size, dtype)))
 
 
 def shards_of(axes: Sequence[str | None], placement: Placement) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.errors import ConfigError
-from jaxllm.specs import CacheLayer
+from jaxllm.specs import CacheLayer, StateLayer
 
 MESH_AXES = ("data", "expert", "model")
 
@@ -70,9 +70,9 @@ class Placement:
         """The sharding of an array with these logical axes; none of them: replicated."""
         return NamedSharding(self.mesh, self.rules.partition(axes))
 
-    def cache(self, layer: CacheLayer) -> NamedSharding:
-        """Pages [N, K, ...] are split by KV head, unless they hold a latent that all heads share."""
-        return self.sharding((None, "kv_heads") if layer.is_split else ())
+    def cache(self, layer: CacheLayer | StateLayer) -> NamedSharding:
+        """Pages [N, K, ...] are split by KV head (or the like of states), unless they hold a latent that all heads share."""
+        return self.sharding((None, "kv_heads") if isinstance(layer, StateLayer) or layer.is_split else ())
 
     def put(self, array: np.ndarray, axes: tuple[str | None, ...] = ()) -> jax.Array:
         """Place a host array; each device gets its own slice only."""

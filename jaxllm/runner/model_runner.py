@@ -17,14 +17,14 @@ from jaxllm.core_types import ErrorKind, RowResult, ScheduledRow, SchedulerOutpu
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend
 from jaxllm.runner.admission import ADMIT_ROWS, SlotParams, admitted_rows, wants_full_logprobs, wants_static_logprobs
-from jaxllm.runner.batch import BatchBuilder, BatchLayout, decodes_first
+from jaxllm.runner.batch import BatchBuilder, decodes_first
 from jaxllm.runner.buckets import Bucket, bucket_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits, MemoryPlan, abstract_caches
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.profiler import Profiler
 from jaxllm.runner.sampler import SlotState
-from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history, write_masks
+from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history, window_groups, write_masks
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ModelRunner(Profiler):
             model_def=model_def,
             backend=backend,
             placement=placement,
-            window_groups={group.window: g for g, group in enumerate(plan.cache_spec.groups)},
+            window_groups=window_groups(plan.cache_spec),
             num_sampled_ids=num_sampled_ids,
             max_logprobs=self._max_logprobs,
         )
@@ -102,7 +102,7 @@ class ModelRunner(Profiler):
         return StepState(caches, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), slots))
 
     def _compile_step(self, bucket: Bucket) -> Any:
-        layout = BatchLayout(bucket, self._batches.pages_per_row)
+        layout = self._batches.layout(bucket)
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._placement.sharding())
         step = jax.jit(functools.partial(self._program.step, layout=layout), donate_argnums=1)
         return step.lower(self._abstract_params, self._abstract_state, packed).compile()

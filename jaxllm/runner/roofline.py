@@ -16,6 +16,7 @@ from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend
 from jaxllm.runner.memory import page_bytes_of, shards_of
 from jaxllm.runner.mesh import Placement
+from jaxllm.specs import StateLayer
 from pallas_kernels.devices import Device
 
 
@@ -67,13 +68,17 @@ class Roofline:
                 layer_weights += size
             weight_bytes += size * np.dtype(abstract.dtype).itemsize
         shards = placement.num_shards
-        kv = tuple(page_bytes_of(model_def, backend, layer, page_size, shards) / page_size for layer in model_def.cache_layers)
+        kv = tuple(
+            page_bytes_of(model_def, backend, layer, page_size, shards) / (1 if isinstance(layer, StateLayer) else page_size)
+            for layer in model_def.cache_layers
+        )
         return cls(model_def, shards, layer_weights, head, weight_bytes, kv)
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes that one position takes in the caches of all layers, on each device."""
-        return sum(self.kv_bytes)
+        """Bytes that one position takes in the caches of all layers that grow with it, on each device."""
+        layers = self.model_def.spec.cache_layers
+        return sum(size for size, layer in zip(self.kv_bytes, layers, strict=True) if not isinstance(layer, StateLayer))
 
     def decode(self, batch: int, context: int) -> Work:
         """One token of each of `batch` requests that have `context` positions."""
@@ -92,9 +97,17 @@ class Roofline:
         """seen_of: window (or infinity) -> positions that all queries together see. reads: cached positions that are read at most."""
         flops = 2 * tokens * self.layer_weights + 2 * rows * self.head
         kv = 0.0
-        for block, layer, size in zip(self.model_def.spec.blocks, self.model_def.cache_layers, self.kv_bytes, strict=True):
-            seen = seen_of(math.inf if layer.window is None else layer.window)
-            dims = layer.head_dim + (layer.attend.latent or layer.head_dim)  # of a key, and of a value
-            flops += 2 * block.mixer.num_heads / self.shards * dims * seen
-            kv += (min(reads, seen) + tokens) * size
+        spec = self.model_def.spec
+        for block, of_layer in zip(spec.blocks, spec.cache_of_layers, strict=True):
+            for cache in of_layer:
+                layer, size = spec.cache_layers[cache], self.kv_bytes[cache]
+                if isinstance(layer, StateLayer):
+                    # Decayed, added to and read for each token; each row's is read and written once.
+                    flops += 6 * tokens * size / 4
+                    kv += 2 * rows * size
+                elif block.mixer is not None:
+                    seen = seen_of(math.inf if layer.window is None else layer.window)
+                    dims = layer.head_dim + (layer.attend.latent or layer.head_dim)  # of a key, and of a value
+                    flops += 2 * block.mixer.num_heads / self.shards * dims * seen
+                    kv += (min(reads, seen) + tokens) * size
         return Work(flops, self.weight_bytes + kv + rows * self.model_def.vocab_size * 4)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.core_types import CacheKind, CacheSpec
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend, Cache
 from jaxllm.runner.batch import LAST_SAMPLED, BatchLayout, StepBatch, unpack
@@ -39,6 +40,11 @@ class StepOutput(NamedTuple):
 
     sampled: SamplerOutput
     hidden: jax.Array
+
+
+def window_groups(spec: CacheSpec) -> dict[int | None, int]:
+    """The cache group of each attention window (None: full attention)."""
+    return {group.window: g for g, group in enumerate(spec.groups) if group.kind is not CacheKind.RECURRENT}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +71,7 @@ class StepProgram:
         tokens = jnp.where(batch.tokens == LAST_SAMPLED, state.slots.last_token[batch.slots[row]], batch.tokens)
 
         model = self.model_def.bind(params)
-        hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch))
+        hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch), rows=batch.states)
         logits = model.logits(hidden[batch.last_tokens])
         sampled = self._sample(logits, batch, state.slots)
         slots = self._everywhere(advance(state.slots, batch.slots, batch.samples, sampled.tokens))

@@ -7,8 +7,8 @@ array, so that no intermediate copy of a parameter exists.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -18,10 +18,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class CheckpointDims:
-    """Sizes that the checkpoint has and the parameters may exceed: token rows (padding) and KV heads (replication)."""
+    """Sizes that the checkpoint has and the parameters may exceed: token rows (padding), KV heads and groups of states (replication).
+
+    `rows` says for fused tensors of a recurrent layer what they hold for each group, in order: how many rows, and whether groups may be
+    copies.
+    """
 
     vocab_size: int
     num_kv_heads: int
+    num_groups: int = 1
+    rows: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
 
 
 class Transform(Protocol):
@@ -167,6 +173,56 @@ class PickRows:
         return (rows[1:] - rows[:1] if self.difference else rows).astype(dtype)
 
 
+@dataclass(frozen=True)
+class SplitOutputs:
+    """A projection with its outputs split into axes [*out, in]; or, where `taps`, the weights [out, 1, W] of a convolution as [*out, W]."""
+
+    taps: bool = False
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        return ((math.prod(shape[:-1]), *((1,) if self.taps else ()), shape[-1]),)
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        return np.ascontiguousarray(sources[0], dtype).reshape(shape)
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """Rows that the checkpoint keeps part by part, for all groups each (`dims.rows[of]`), as [G', rows of a group, *in].
+
+    `of` may name several sources by how many parts each has. Where `taps`, the sources are weights [out, 1, W] of a convolution.
+    """
+
+    of: str
+    parts: tuple[int, ...] = ()
+    taps: bool = False
+
+    def _shares(self, groups: int, dims: CheckpointDims) -> list[tuple[int, int]]:
+        """(rows of a group, groups that the checkpoint has) of each part."""
+        return [(rows, dims.num_groups if copies else groups) for rows, copies in dims.rows[self.of]]
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        shares = self._shares(shape[0], dims)
+        rest = (1, *shape[2:]) if self.taps else shape[2:]
+        shapes: list[Shape] = []
+        for count in self.parts or (len(shares),):
+            shapes.append((sum(rows * groups for rows, groups in shares[:count]), *rest))
+            shares = shares[count:]
+        return tuple(shapes)
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        shares = iter(self._shares(shape[0], dims))
+        place = 0
+        for source, count in zip(sources, self.parts or (len(dims.rows[self.of]),), strict=True):
+            start = 0
+            for rows, groups in (next(shares) for _ in range(count)):
+                part = source[start : start + rows * groups].reshape(groups, rows, *shape[2:])
+                array[:, place : place + rows] = np.repeat(part, shape[0] // groups, axis=0)
+                start, place = start + rows * groups, place + rows
+        return array
+
+
 COPY = Copy()
 TOKEN_ROWS = TokenRows()
 INTERLEAVE = Interleave()
@@ -175,3 +231,5 @@ JOINED_QKV = FuseHeads(stored="joined")
 GROUPED_QKV = FuseHeads(stored="grouped")
 SPLIT_INPUTS = SplitInputs()
 FLAT = Flat()
+SPLIT_OUTPUTS = SplitOutputs()
+TAPS = SplitOutputs(taps=True)

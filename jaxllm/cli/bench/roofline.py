@@ -82,7 +82,7 @@ def model_cost(config: EngineConfig, dtype: str) -> ModelCost:
     # An embedding is looked up, not multiplied; tied, the same table is the head.
     tables = table if spec.tied_head else 2 * table
     learned = (spec.learned_positions or 0) * spec.width
-    mixers = [block.mixer for block in spec.blocks]
+    mixers = [block.mixer for block in spec.blocks if block.mixer]
     return ModelCost(
         body_params=model.num_params - tables - learned,
         head_params=table,
