@@ -1,0 +1,65 @@
+"""Tables of checkpoint names of recurrent layers; `at` is what the names of one begin with."""
+
+from __future__ import annotations
+
+from jaxllm.weights.rules import Rule, rule
+from jaxllm.weights.transforms import COPY, FLAT, SPLIT_INPUTS, SPLIT_OUTPUTS, TAPS, GroupRows, Transform
+
+
+def _rules(at: str, names: dict[str, tuple[str, Transform]]) -> tuple[Rule, ...]:
+    return tuple(rule(f"layers.{{i}}.recurrent.{param}", f"{at}.{source}", transform=how) for param, (source, how) in names.items())
+
+
+def mamba_rules(at: str, *, norms: str = "{}_layernorm") -> tuple[Rule, ...]:
+    """Those of a Mamba layer; `norms` is how the norms of dt, b and c are called."""
+    return _rules(
+        at,
+        {
+            "projection": ("in_proj.weight", SPLIT_OUTPUTS),
+            "projection_bias": ("in_proj.bias", FLAT),
+            "conv": ("conv1d.weight", TAPS),
+            "conv_bias": ("conv1d.bias", COPY),
+            "inner": ("x_proj.weight", COPY),
+            "steps": ("dt_proj.weight", COPY),
+            "steps_bias": ("dt_proj.bias", COPY),
+            "a_log": ("A_log", COPY),
+            "d": ("D", COPY),
+            **{f"{part}_norm.weight": (f"{norms.format(part)}.weight", COPY) for part in ("dt", "b", "c")},
+            "out": ("out_proj.weight", COPY),
+            "out_bias": ("out_proj.bias", COPY),
+        },
+    )
+
+
+def mamba2_rules(at: str) -> tuple[Rule, ...]:
+    """Those of a Mamba 2 layer."""
+    return _rules(
+        at,
+        {
+            "projection": ("in_proj.weight", GroupRows("projection")),
+            "projection_bias": ("in_proj.bias", GroupRows("projection")),
+            "conv": ("conv1d.weight", GroupRows("conv", taps=True)),
+            "conv_bias": ("conv1d.bias", GroupRows("conv")),
+            "a_log": ("A_log", FLAT),
+            "d": ("D", FLAT),
+            "dt_bias": ("dt_bias", FLAT),
+            "norm.weight": ("norm.weight", FLAT),
+            "out": ("out_proj.weight", SPLIT_INPUTS),
+            "out_bias": ("out_proj.bias", COPY),
+        },
+    )
+
+
+def short_conv_rules(at: str) -> tuple[Rule, ...]:
+    """Those of a gated short convolution."""
+    return _rules(
+        at,
+        {
+            "projection": ("in_proj.weight", SPLIT_OUTPUTS),
+            "projection_bias": ("in_proj.bias", FLAT),
+            "conv": ("conv.weight", TAPS),
+            "conv_bias": ("conv.bias", COPY),
+            "out": ("out_proj.weight", COPY),
+            "out_bias": ("out_proj.bias", COPY),
+        },
+    )
