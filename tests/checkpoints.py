@@ -54,30 +54,42 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
 # --------------------------------------------------------------------------- tensors
 
 
+# Model types that this table knows; other cases come with the names that transformers gave them.
+TABLED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2")
+
+
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes that transformers gives the architecture's checkpoint, in order."""
     return _gpt2_shapes(config) if config["model_type"] == "gpt2" else _llama_like_shapes(config)
 
 
-def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+def random_tensors(config: Mapping[str, Any], seed: int = 0, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, np.ndarray]:
     """float32 tensors: matrices N(0, 1.5 / sqrt(in)), embeddings N(0, 1) (0.3 where tied), norms N(1, 0.2), biases N(0, 0.3).
+
+    `shapes` has the names where `tensor_shapes` does not know them.
 
     Each tensor has a generator of its own, seeded by (seed, crc32 of its name). The scales are large enough that attention matters to
     the logits, so that an error in a window or a rotation shows.
     """
-    tensors = {name: _random_tensor(name, shape, seed) for name, shape in tensor_shapes(config).items()}
-    if "lm_head.weight" not in tensors:
+    tensors = {name: _random_tensor(name, tuple(shape), seed) for name, shape in (shapes or tensor_shapes(config)).items()}
+    if not any(name.startswith(_HEADS) for name in tensors):
         # Otherwise a tied model repeats its last token for ever.
-        embedding = next(name for name in tensors if "embed_tokens" in name or "wte" in name)
+        embedding = next(name for name in tensors if any(part in name for part in _TABLES))
         tensors[embedding] *= np.float32(0.3)
     return tensors
 
 
+_HEADS = ("lm_head.", "embed_out.", "output.")
+_TABLES = ("embed_tokens", "wte", "word_embeddings.", "embed_in", "tok_embeddings")
+
+
 def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
-    if name.endswith("bias"):
+    if not shape:
+        values = np.array(-1e-6 if name.endswith("eps") else 0.5)
+    elif name.endswith("bias"):
         values = 0.3 * values
-    elif "norm" in name or ".ln_" in name:
+    elif len(shape) == 1 or "norm" in name or ".ln_" in name:
         values = 1 + 0.2 * values
     elif "embed" in name or ".wte." in name or ".wpe." in name:
         pass

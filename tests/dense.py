@@ -15,7 +15,13 @@ from jaxllm.specs import AttendSpec, CacheLayer, StateLayer
 
 
 def dense_attend(
-    q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+    q: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
+    cache: Any,
+    spec: AttendSpec,
+    sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
     """Causal attention of one sequence in float32: q [T, H, D], k and v [T, K, D], which are the cache for layers that have none."""
     k, v = cache = cache if k is None else (k, v)
@@ -27,8 +33,9 @@ def dense_attend(
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     position = jnp.arange(tokens)
-    if spec.alibi is not None:
-        scores += jnp.asarray(spec.alibi).reshape(kv_heads, -1, 1, 1) * (position[None, :] - position[:, None])
+    if slopes is not None or spec.alibi is not None:
+        slopes = jnp.asarray(spec.alibi) if slopes is None else slopes
+        scores += slopes.reshape(kv_heads, -1, 1, 1) * (position[None, :] - position[:, None])
     visible = position[None, :] <= position[:, None]
     if spec.window is not None and spec.chunked:
         visible &= position[None, :] // spec.window == position[:, None] // spec.window

@@ -35,12 +35,14 @@ class Source:
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that the checkpoint must have for this source to be of `shape`."""
-        whole = (shape[0] * self.parts, *shape[1:])
+        whole = (shape[0] * self.parts, *shape[1:]) if self.parts > 1 else shape
         return whole[::-1] if self.transposed else whole
 
     def take(self, tensor: np.ndarray) -> np.ndarray:
         if self.transposed:
             tensor = tensor.T
+        if self.parts == 1:
+            return tensor
         size = tensor.shape[0] // self.parts
         return tensor[self.part * size : (self.part + 1) * size]
 

@@ -1,4 +1,4 @@
-"""The decoder over four shards: the logical axes let XLA move activations and never weights, and the numbers stay."""
+"""The decoder over several shards: the logical axes let XLA move activations and never weights, and the numbers stay."""
 
 from __future__ import annotations
 
@@ -8,54 +8,61 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxllm.models.build import define_model
-from jaxllm.models.registry import FAMILIES
+from jaxllm.models.build import ModelDef, define_model
 from jaxllm.runner.mesh import Placement, make_mesh
 from jaxllm.specs import AttendSpec
 from jaxllm.weights.rules import load_params
-from tests.checkpoints import MemoryCheckpoint, random_tensors, tiny_config
-from tests.dense import dense_attend, run_dense
+from tests.checkpoints import MemoryCheckpoint
+from tests.dense import dense_attend
+from tests.golden.case import load_golden
+from tests.golden.cases import BY_ARCHITECTURE, CASES
+from tests.golden.checking import check_logits
 
-SHARDS = 4
 
-
-@pytest.mark.parametrize("tokens", [8, 80])
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_only_activations_are_exchanged(architecture: str, tokens: int) -> None:
-    config = tiny_config(architecture)
-    checkpoint = MemoryCheckpoint(random_tensors(config))
-    placement = Placement(make_mesh(SHARDS))
-    model = define_model(config, dtype="float32", tensor_parallel_size=SHARDS)
-    params = load_params(model, checkpoint, lambda name, array: placement.put(array, model.axes[name]))
+def run_sharded(name: str, shards: int) -> tuple[ModelDef, str]:
+    """Run a golden case over `shards` devices, compare it with transformers; returns the model and the compiled program."""
+    case, golden = CASES[name], load_golden(name)
+    placement = Placement(make_mesh(shards))
+    model = define_model(case.config, dtype="float32", tensor_parallel_size=shards, max_model_len=case.max_model_len)
+    params = load_params(model, MemoryCheckpoint(case.tensors()), lambda name, array: placement.put(array, model.axes[name]))
     heads = PartitionSpec(None, "model")
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+        q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
+        kept = heads if spec.latent is None else PartitionSpec()
         local = jax.shard_map(
-            lambda q, k, v, sinks: dense_attend(q, k, v, None, spec, sinks)[0],
+            lambda q, k, v, cache, sinks, slopes: dense_attend(q, k, v, cache, spec, sinks, slopes),
             mesh=placement.mesh,
-            in_specs=(heads, *(heads if spec.latent is None else PartitionSpec(),) * 2, PartitionSpec("model")),
-            out_specs=heads,
+            in_specs=(heads, kept, kept, kept, PartitionSpec("model"), PartitionSpec("model")),
+            out_specs=(heads, kept),
         )
-        return local(q, k, v, sinks), cache
+        return local(q, k, v, cache, sinks, None if spec.alibi is None else jnp.asarray(spec.alibi))
 
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)
-        hidden, _ = decoder(ids, jnp.arange(tokens), [None] * len(model.cache_layers), attend)
+        hidden, _ = decoder(ids, jnp.arange(len(ids)), [None] * len(model.cache_layers), attend)
         return decoder.logits(hidden)
 
-    ids = jnp.asarray(np.random.default_rng(0).integers(0, 128, tokens), jnp.int32)
+    ids = jnp.asarray(golden.sequence, jnp.int32)
     program = jax.jit(forward, out_shardings=placement.sharding()).lower(params, ids).compile()
+    check_logits(golden, program(params, ids))
+    return model, program.as_text()
 
-    exchanges = re.findall(r"= f32\[([\d,]*)\]\S* (all-reduce|all-gather|all-to-all|collective-permute)\(", program.as_text())
-    # One sum after the embedding and two a layer; the logits are gathered once.
-    assert [kind for _, kind in exchanges].count("all-reduce") == 1 + 2 * len(model.spec.blocks)
-    assert [shape for shape, kind in exchanges if kind != "all-reduce"] == [f"{tokens},128"]
-    whole = define_model(config, dtype="float32")
-    expected = run_dense(whole, load_params(whole, checkpoint, lambda name, array: jnp.asarray(array)), np.asarray(ids))
-    np.testing.assert_allclose(program(params, ids), expected, rtol=1e-4, atol=1e-4)
+
+@pytest.mark.parametrize("name", [case.name for case in BY_ARCHITECTURE.values()])
+def test_two_shards_give_what_transformers_gives(name: str) -> None:
+    model, program = run_sharded(name, 2)
+    exchanges = re.findall(r"= f32\[([\d,]*)\]\S* (all-reduce|all-gather|all-to-all|collective-permute)\(", program)
+    # The logits are gathered once; everything else is a sum of partial results.
+    tokens = len(load_golden(name).sequence)
+    assert [shape for shape, kind in exchanges if kind != "all-reduce"] == [f"{tokens},{model.vocab_size}"]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2", "qwen3", "gemma3", "gpt2"])
+def test_four_shards_sum_once_after_the_embedding_and_twice_a_layer(name: str) -> None:
+    model, program = run_sharded(name, 4)
+    assert len(re.findall(r"= f32\[[\d,]*\]\S* all-reduce\(", program)) == 1 + 2 * len(model.spec.blocks)

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.golden.cases import CASES, load_golden
+from tests.golden.case import load_golden
+from tests.golden.cases import CASES
 from tests.runner.harness import Engine, greedy
 
 MAX_DELTA = 2e-4

@@ -1,0 +1,13 @@
+"""The models whose outputs transformers gave beforehand, by name.
+
+`scripts/make_golden.py` (needs torch and transformers) writes `tests/golden/<name>.npz`; everything else needs numpy only.
+"""
+
+from __future__ import annotations
+
+from tests.golden.case import Case
+from tests.golden.cases import dense, llama
+
+CASES: dict[str, Case] = {case.name: case for case in (*llama.CASES, *dense.CASES)}
+# One case of each architecture, for tests that need no more.
+BY_ARCHITECTURE = {case.architecture: case for case in reversed(CASES.values())}
