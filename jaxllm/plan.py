@@ -162,14 +162,7 @@ def _capacity(engine: _Engine, plan: MemoryPlan, context_len: int | None) -> dic
         },
         "buckets": [[bucket.num_tokens, bucket.num_rows] for bucket in bucket_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)],
         "num_layers": len(engine.model_def.cache_layers),
-        "telling_layers": _telling_layers(engine.model_def),
     }
-
-
-def _telling_layers(model_def: ModelDef) -> int:
-    """How many first layers have every kind of layer among them, and two at least: the others do the same again."""
-    blocks = model_def.spec.blocks
-    return min(len(blocks), max(2, *(blocks.index(block) + 1 for block in set(blocks))))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #   scripts/test.sh -m "not heavy"          the core
 #   scripts/test.sh --pytest-only ARGS      the tests without ruff, mypy and the import contracts
 #   VENV=.venv-other scripts/test.sh        in another environment of the checkout
+#   EXTRAS=test,plan-tpu scripts/test.sh    with more extras than the tests need at least; those that lack theirs are skipped
 set -eu
 . "$(dirname -- "$0")/environment.sh"
 
@@ -12,7 +13,7 @@ case $venv in
     /*) ;;
     *) venv=$ROOT/$venv ;;
 esac
-ensure_venv "$venv" test
+ensure_venv "$venv" "${EXTRAS:-test}"
 cd "$ROOT"
 export JAX_PLATFORMS=cpu
 

@@ -74,12 +74,6 @@ def test_a_window_bounds_what_is_read():
     assert wide["bytes"] - narrow["bytes"] == pytest.approx((200 - 16) * per_position)
 
 
-def test_a_prefix_with_every_kind_of_layer_is_named():
-    config = tiny_config("Gemma3ForCausalLM", num_hidden_layers=6, layer_types=["sliding_attention"] * 3 + ["full_attention"] * 3)
-    assert plan(config, "v6e")["telling_layers"] == 4
-    assert plan(tiny_config(num_hidden_layers=6), "v6e")["telling_layers"] == 2
-
-
 def test_errors_come_back_as_data():
     request = {"target": "v6e", "config": EngineConfig().to_json(), "kind": "hf", "name": "m", "context_len": None}
     found = answer(request | {"hf_config": {"architectures": ["NoSuchModel"]}})

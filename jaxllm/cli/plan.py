@@ -37,7 +37,7 @@ def build_parser() -> CommandParser:
     own("--target", metavar="TARGET", help=f"Accelerators, as {names}; --tensor-parallel-size is by default all of them")
     own("--context-len", type=int, metavar="N", help="Tokens that each request holds in the estimates [2048, or max_model_len if less]")
     own("--buckets", choices=("none", "largest", "all"), default="largest", help="Steps to compile: the largest of each kind, or others")
-    own("--all-layers", action="store_true", help="Compile all layers instead of the first few, which show what the others do")
+    own("--layers", type=int, metavar="N", help="Compile only so many first layers: quicker, but temporaries may grow with the others")
     own("--compile-timeout", type=float, default=300, metavar="S", help="Seconds for each compilation [300]")
     own("--json", action="store_true", help="Print JSON")
     return parser
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     config = EngineConfig.from_options(**options)
     report = make_report(config, target, context_len=own.context_len)
     if report["fits"]:
-        compiled = compile_steps(report, config, own.buckets, own.all_layers, own.compile_timeout, progress=_say)
+        compiled = compile_steps(report, config, own.buckets, own.layers, own.compile_timeout, progress=_say)
         report |= compiled
     print(json.dumps(report, indent=2) if own.json else "\n".join(as_text(report)))
     return 0 if report["fits"] else 1
@@ -117,7 +117,7 @@ def _find_files(model: ModelConfig) -> ModelFiles:
 
 
 def compile_steps(
-    report: dict[str, Any], config: EngineConfig, which: str, all_layers: bool, timeout_s: float, progress: Callable[[str], None]
+    report: dict[str, Any], config: EngineConfig, which: str, num_layers: int | None, timeout_s: float, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Compile buckets of the planned engine, one after the other: {"steps": [...]}, and "not_compiled" with the reason where it stopped."""
     buckets = report["buckets"]
@@ -129,7 +129,7 @@ def compile_steps(
     request = {
         "target": report["target"],
         "hf_config": report["hf_config"],
-        "num_layers": None if all_layers else report["telling_layers"],
+        "num_layers": num_layers,
         **{name: report[name] for name in ("dtype", "tensor_parallel_size", "page_size", "num_pages", "max_model_len", "max_num_seqs")},
     }
     steps: list[dict[str, Any]] = []
@@ -229,11 +229,7 @@ def _depth(collective: dict[str, Any], step: dict[str, Any], report: dict[str, A
 def _steps(report: dict[str, Any]) -> Iterator[str]:
     for step in report["steps"]:
         kind = "decodes" if step["num_tokens"] == step["num_rows"] else "prompt tokens and decodes"
-        layers = (
-            "all layers"
-            if step["num_layers"] == report["num_layers"]
-            else f"{step['num_layers']} of {report['num_layers']} layers, which show the others' temporaries and collectives"
-        )
+        layers = "all layers" if step["num_layers"] == report["num_layers"] else f"{step['num_layers']} of {report['num_layers']} layers"
         yield f"compiled: {step['num_tokens']:,} tokens in {step['num_rows']} rows ({kind}) in {step['seconds']:.1f} s; {layers}"
         in_place = "updated in place" if step["alias_bytes"] >= step["cache_bytes"] else "copied"
         temporaries, reserved = step["temp_bytes"] / 2**20, report["memory"]["temporaries"] / 2**20

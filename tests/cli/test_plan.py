@@ -31,7 +31,7 @@ def config(tmp_path):
 def test_a_plan_is_printed_with_what_the_compiler_found(config, capsys, monkeypatch):
     requests = []
     monkeypatch.setattr(plan, "compile_isolated", lambda module, request, timeout_s: requests.append(request) or STEP)
-    assert main(["plan", config, "--target", "v6e:2x2", "-tp", "2", "--max-num-seqs", "16"]) == 0
+    assert main(["plan", config, "--target", "v6e:2x2", "-tp", "2", "--max-num-seqs", "16", "--layers", "2"]) == 0
     out = capsys.readouterr().out
     for text in (
         "LlamaForCausalLM",

@@ -70,9 +70,9 @@ def check_collectives(found, rows, tokens, itemsize=2):
     [
         ("h100", LLAMA_8B, 64),
         ("h100", LLAMA_8B, 512),
-        pytest.param("h200", LLAMA_8B, 512, marks=pytest.mark.heavy),
+        pytest.param("h200", LLAMA_8B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
         pytest.param("h100", QWEN3_600M, 512, marks=pytest.mark.heavy),
-        pytest.param("h100", GEMMA3_4B, 512, marks=pytest.mark.heavy),
+        pytest.param("h100", GEMMA3_4B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
     ],
     ids=["8B decode", "8B mixed", "8B mixed H200", "0.6B mixed", "Gemma mixed"],
 )
@@ -99,7 +99,7 @@ def test_the_whole_step_compiles_for_gpus_and_copies_no_pages(target):
 @needs_tpu_compiler
 @pytest.mark.heavy
 @pytest.mark.parametrize("tokens", [16, 256], ids=["decode", "mixed"])
-@pytest.mark.parametrize(("target", "chips"), [("v6e:1x1", 1), ("v6e:2x2", 4)])
+@pytest.mark.parametrize(("target", "chips"), [("v6e:1x1", 1), pytest.param("v6e:2x2", 4, marks=pytest.mark.ahead_of_time)])
 def test_the_whole_step_compiles_and_copies_no_pages(target, chips, tokens):
     request = {"target": target, "hf_config": SMALL_LLAMA, "dtype": "bfloat16", "num_tokens": tokens, "num_rows": 16}
     found = compile_isolated(STEP, request | {"page_size": 128, "max_model_len": 2048, "num_pages": 257}, timeout_s=300)
