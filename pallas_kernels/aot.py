@@ -141,4 +141,4 @@ def _gpu_target_config(device: Device) -> str:
             found[name[1]] = text
     if found:
         return found[min(found, key=len)]  # the others are parts of one
-    raise AotError(f"this CUDA plugin has no description of {device.kind}; another version of it may")
+    raise AotError(f"this CUDA plugin has no description of {device.kind}; that of jax 0.12 has one")
