@@ -88,7 +88,7 @@ class KVCacheManager:
         self._groups = [_Group(group, spec) for group in spec.groups]
         self._recurrent = [g for g, group in enumerate(self._groups) if group.is_recurrent]
         self._interval = next((self._groups[g].size for g in self._recurrent), None)
-        self._stride = max(group.stride for group in self._groups)
+        self._stride = max((group.stride for group in self._groups), default=1)
         self._no_new_pages: list[list[int]] = [[] for _ in spec.groups]
         # Part of every chain, so that nothing computed before a reset is ever found after it.
         self._epoch = 0
