@@ -113,6 +113,8 @@ def define_pooling(
             f"convert='classify': {stem}{suffix} has no classifier; name one of its heads with hf_overrides (architectures), or"
             " make one of tokens (classifier_from_token)"
         )
+    # Their ids are what it comes to.
+    config.get("classifier_from_token")
     tied, ids = logical.tied_head, None if token_ids is None else tuple(token_ids)
     if not classifies:
         head = Head("last" if not encodes else "mean" if stem == "NomicBert" else "cls")

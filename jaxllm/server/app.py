@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 
 from jaxllm import __version__
 from jaxllm.config import EngineConfig
 from jaxllm.server.config import ServerConfig
-from jaxllm.server.errors import install_error_handlers
+from jaxllm.server.errors import NotFoundError, install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
 from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware, RootPathMiddleware
 from jaxllm.server.openapi import install_openapi
 from jaxllm.server.responses_api.store import ResponseStore
-from jaxllm.server.routes import chat, chat_batch, completions, generate, health, messages, models, operation, responses, tokenize
+from jaxllm.server.routes import chat, chat_batch, completions, generate, health, messages, models, operation, pooling, responses, tokenize
 from jaxllm.server.state import ServerState
 
 
@@ -31,7 +32,9 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_responses_bytes)
-    for routes in (completions, chat, chat_batch, responses, messages, generate, models, tokenize, health, operation):
+    for routes in (completions, chat, chat_batch, responses, messages, generate):
+        app.include_router(routes.router, dependencies=[Depends(_check_generates)])
+    for routes in (pooling, models, tokenize, health, operation):
         app.include_router(routes.router)
     if config.enable_tokenizer_info_endpoint:
         app.include_router(operation.tokenizer_router)
@@ -55,6 +58,15 @@ def create_app(state: ServerState) -> FastAPI:
         allow_credentials=config.allow_credentials,
     )
     return app
+
+
+async def _check_generates(request: Request) -> None:
+    """Before every route that generates. Raises NotFoundError where the model does not."""
+    state: ServerState = request.app.state.server
+    if state.serving.engine.info.pooling is not None:
+        raise NotFoundError(
+            "this model answers with vectors and generates nothing; ask /v1/embeddings, /pooling, /classify, /score or /rerank"
+        )
 
 
 def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> None:

@@ -9,12 +9,12 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 
 from jaxllm.errors import DeadlineExceededError, InvalidRequestError, RequestFailedError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import PoolingRequestOutput, RequestOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.server.protocol import MAX_REQUEST_ID_CHARS
 from jaxllm.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -27,11 +27,19 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 REQUEST_ID_HEADER = "X-Request-Id"
 
 
-class JobRequest(Protocol):
-    """What every request that generates says beside its prompts and sampling parameters."""
+Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
+
+
+class NamedRequest(Protocol):
+    """What every request says of itself."""
 
     model: str | None
     request_id: str | None
+
+
+class JobRequest(NamedRequest, Protocol):
+    """What every request that generates says beside its prompts and sampling parameters."""
+
     priority: int | None
     cache_salt: str | None
 
@@ -135,14 +143,14 @@ def new_job(
     now = time.time()
     job = Job(
         serving=serving,
-        response_id=f"{prefix}-{_base_id(request, body)}",
+        response_id=f"{prefix}-{base_id(request, body)}",
         model=serving.model_name(body.model),
         created=int(now),
         prompts=prompts,
         params=params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
-        deadline=_deadline(request, state.config.request_timeout, now),
+        deadline=deadline_of(request, state.config.request_timeout, now),
         started=now,
         tracer=state.tracer,
         trace_headers=trace_headers(request.headers) if state.tracer is not None else {},
@@ -155,7 +163,8 @@ def new_job(
     return job
 
 
-def _base_id(request: Request, body: JobRequest) -> str:
+def base_id(request: Request, body: NamedRequest) -> str:
+    """What a response's id ends with: the name that the client gave the request, or a new one."""
     header = request.headers.get(REQUEST_ID_HEADER)
     name, given = (REQUEST_ID_HEADER, header) if header else ("request_id", body.request_id)
     if not given:
@@ -165,7 +174,7 @@ def _base_id(request: Request, body: JobRequest) -> str:
     return given
 
 
-def _deadline(request: Request, limit: float | None, now: float) -> float | None:
+def deadline_of(request: Request, limit: float | None, now: float) -> float | None:
     """When the request is given up: the server's limit, or less where the client asks for less."""
     asked = request.headers.get(TIMEOUT_HEADER)
     if asked is not None:
@@ -181,7 +190,11 @@ def _deadline(request: Request, limit: float | None, now: float) -> float | None
 
 async def collect(job: Job) -> list[RequestOutput]:
     """The final output of every prompt, in order. The first failure ends the others."""
-    streams = job.start()
+    return await final_outputs(job.start())
+
+
+async def final_outputs(streams: Sequence[AsyncGenerator[Output, None]]) -> list[Output]:
+    """The last output of each stream, in order. The first failure ends the others."""
     if len(streams) == 1:
         return [await _final(streams[0])]
     tasks = [asyncio.create_task(_final(stream)) for stream in streams]
@@ -191,8 +204,8 @@ async def collect(job: Job) -> list[RequestOutput]:
         await _cancel(tasks)
 
 
-async def _final(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    last = None
+async def _final(stream: AsyncGenerator[Output, None]) -> Output:
+    last: Output | None = None
     async with aclosing(stream):
         async for output in stream:
             last = output

@@ -12,7 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jaxllm.server.errors import RequestTooLargeError, UnauthorizedError, error_response
 
 # Everything that generates, or changes what the server does.
-GUARDED = ("/v1", "/inference", "/invocations", "/tokenizer_info", "/reset_prefix_cache", "/start_profile", "/stop_profile")
+GUARDED = (
+    *("/v1", "/v2", "/inference", "/invocations", "/pooling", "/classify", "/score", "/rerank"),
+    *("/tokenizer_info", "/reset_prefix_cache", "/start_profile", "/stop_profile"),
+)
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -24,7 +24,7 @@ async def completion_prompts(serving: Serving, body: CompletionRequest, params: 
     Raises:
         InvalidRequestError: `prompt` is neither text, token ids nor a list of either, there are too many, or one is too long.
     """
-    given = _split(body.prompt)
+    given = split_prompts(body.prompt, "prompt", MAX_PROMPTS)
     if len(given) * params.n > MAX_SEQUENCES:
         raise InvalidRequestError(
             f"{len(given)} prompts with n={params.n} come to {len(given) * params.n} sequences; at most {MAX_SEQUENCES} are allowed",
@@ -47,26 +47,26 @@ async def chat_prompt(serving: Serving, body: ChatCompletionRequest, *, trust_te
     return _fitted(serving, body, text, ids)
 
 
-def _split(prompt: Any) -> list[str | list[int]]:
-    """The prompts in `prompt`: text, token ids, or a list of either."""
+def split_prompts(prompt: Any, name: str, most: int) -> list[str | list[int]]:
+    """The prompts in the field `name`: text, token ids, or a list of at most `most` of either."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
         if _is_ids(prompt):
             return [prompt]
-        if len(prompt) > MAX_PROMPTS:
+        if len(prompt) > most:
             raise InvalidRequestError(
-                f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}; split them over requests",
-                param="prompt",
+                f"{name} may hold at most {most} prompts, got {len(prompt)}; split them over requests",
+                param=name,
                 value=len(prompt),
             )
         if all(isinstance(item, str) or _is_ids(item) for item in prompt):
             return prompt
     shown = "an empty list" if prompt == [] else type(prompt).__name__
     raise InvalidRequestError(
-        f"prompt must be text, a list of token ids, or a list of texts or of lists of token ids, none of them empty; got {shown}"
+        f"{name} must be text, a list of token ids, or a list of texts or of lists of token ids, none of them empty; got {shown}"
         + (" with other items" if isinstance(prompt, list) and prompt else ""),
-        param="prompt",
+        param=name,
     )
 
 

@@ -183,7 +183,7 @@ class GenerationRequest(ApiRequest):
         return bool(self.stream_options and self.stream_options.include_usage and self.stream_options.continuous_usage_stats)
 
 
-_PROMPT_SCHEMA = {
+PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}},
@@ -197,7 +197,7 @@ class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
     # Checked by hand (`prompts.completion_prompts`): a union of lists would be tried item by item.
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)] = Field(description="Text or token ids, or a list of either")
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = Field(description="Text or token ids, or a list of either")
     logprobs: Count = Field(None, description="Top log-probabilities per token")
 
     def check(self) -> None:

@@ -21,8 +21,10 @@ from jaxllm.server.config import ServerConfig
 from jaxllm.server.errors import error_body
 from jaxllm.server.state import ServerState
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-_NOT_YET = ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
 _QUEUE_FULL = 503
 _RETRY_S = 0.5
 
@@ -143,8 +145,6 @@ def _checked(item: Any) -> tuple[str, dict[str, Any]]:
     if item.get("method", "POST") != "POST":
         raise InvalidRequestError(f"method must be POST, got {item.get('method')!r:.100}", param="method")
     url, body = item.get("url"), item.get("body")
-    if url in _NOT_YET:
-        raise NotSupportedError(f"url {url} is not supported yet; {', '.join(URLS)} are", param="url")
     if url not in URLS:
         raise InvalidRequestError(f"url must be one of {', '.join(URLS)}; got {url!r:.100}", param="url")
     if not isinstance(body, dict):

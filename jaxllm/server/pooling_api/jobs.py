@@ -1,0 +1,152 @@
+"""Running the poolings of one HTTP request: one an input, as many as it has."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+
+from jaxllm.core_types import PoolingInfo
+from jaxllm.engine.pooling_processor import PoolingPrompt, cosine, matched_texts, pair_prompts
+from jaxllm.errors import InvalidRequestError
+from jaxllm.outputs import PoolingRequestOutput
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.server.answering import in_other_words
+from jaxllm.server.chat import render_chat
+from jaxllm.server.errors import NotFoundError
+from jaxllm.server.generating import base_id, deadline_of, final_outputs
+from jaxllm.server.pooling_api.protocol import InputRequest, PoolingRequest, VectorRequest
+from jaxllm.server.prompts import split_prompts
+from jaxllm.server.responses import Usage
+from jaxllm.server.scope import RequestScope
+from jaxllm.server.state import ServerState, Serving
+
+# As many as OpenAI takes in a request for embeddings.
+MAX_INPUTS = 2048
+
+
+@dataclass(slots=True)
+class PoolingJob:
+    """One HTTP request's work for the engine. `param` is the request's field that holds the inputs."""
+
+    serving: Serving
+    response_id: str
+    model: str
+    created: int
+    prompts: Sequence[PoolingPrompt]
+    params: PoolingParams
+    priority: int
+    deadline: float | None
+    add_special_tokens: bool
+    param: str
+    outputs: list[PoolingRequestOutput] = field(default_factory=list)
+
+    def start(self) -> list[AsyncGenerator[PoolingRequestOutput, None]]:
+        """One stream, of one output, an input; nothing runs before it is iterated."""
+        # The client may use its own id again while the first request runs: the engine's ids must differ.
+        base = f"{self.response_id}-{uuid.uuid4().hex[:8]}"
+        return [self._one(f"{base}-{index}", prompt) for index, prompt in enumerate(self.prompts)]
+
+    async def _one(self, request_id: str, prompt: PoolingPrompt) -> AsyncGenerator[PoolingRequestOutput, None]:
+        options: dict[str, Any] = {"priority": self.priority, "deadline": self.deadline, "add_special_tokens": self.add_special_tokens}
+        try:
+            async with aclosing(self.serving.engine.encode(prompt, self.params, request_id, **options)) as outputs:
+                async for output in outputs:
+                    yield output
+        except InvalidRequestError as error:
+            raise in_other_words(error, {"prompt": self.param}) from error
+
+    @property
+    def usage(self) -> Usage:
+        tokens = sum(len(output.prompt_token_ids) for output in self.outputs)
+        return Usage(tokens, 0, tokens)
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [output.outputs.data for output in self.outputs]
+
+
+def pooling_of(serving: Serving) -> PoolingInfo:
+    """What the model answers with. Raises NotFoundError where it generates."""
+    if serving.engine.info.pooling is None:
+        raise NotFoundError("this model generates text and gives no vectors; serve a pooling model, or start with --runner pooling")
+    return serving.engine.info.pooling
+
+
+async def run_inputs(state: ServerState, request: Request, body: InputRequest, params: PoolingParams, prefix: str) -> PoolingJob:
+    """Pool the inputs of a request, or its conversation."""
+    special = body.add_special_tokens
+    if body.messages is not None:
+        trust = state.config.trust_request_chat_template
+        text = render_chat(state.serving.engine.tokenizer, body.messages, body, trust_template=trust)
+        return await run_prompts(state, request, body, [text], params, prefix, "messages", add_special_tokens=bool(special))
+    prompts = split_prompts(body.input, "input", MAX_INPUTS)
+    return await run_prompts(state, request, body, prompts, params, prefix, "input", add_special_tokens=special is not False)
+
+
+async def run_prompts(
+    state: ServerState,
+    request: Request,
+    body: PoolingRequest,
+    prompts: Sequence[PoolingPrompt],
+    params: PoolingParams,
+    prefix: str,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+) -> PoolingJob:
+    """Pool prompts, all at once; the first failure ends the others.
+
+    Raises:
+        InvalidRequestError: something about the request cannot be served.
+    """
+    serving = state.serving
+    now = time.time()
+    job = PoolingJob(
+        serving=serving,
+        response_id=f"{prefix}-{base_id(request, body)}",
+        model=serving.model_name(body.model),
+        created=int(now),
+        prompts=prompts,
+        params=params,
+        priority=body.priority or 0,
+        deadline=deadline_of(request, state.config.request_timeout, now),
+        add_special_tokens=add_special_tokens,
+        param=param,
+    )
+    async with RequestScope(state, request.receive):
+        job.outputs = await final_outputs(job.start())
+    return job
+
+
+async def run_scores(
+    state: ServerState, request: Request, body: PoolingRequest, texts: tuple[Any, Any], names: tuple[str, str], prefix: str
+) -> tuple[PoolingJob, list[float]]:
+    """How well texts belong together: by a cross-encoder, or by the cosine of embeddings."""
+    pooling = pooling_of(state.serving)
+    first, second = matched_texts(*texts, names)
+    special = body.add_special_tokens is not False
+    if "embed" not in pooling.tasks:
+        pooling.check_scores()
+        prompts = pair_prompts(pooling, first, second)
+        job = await run_prompts(state, request, body, prompts, body.params("classify"), prefix, names[1], add_special_tokens=special)
+        return job, [float(array[0]) for array in job.arrays]
+    each = list(dict.fromkeys((*first, *second)))
+    job = await run_prompts(state, request, body, each, body.params("embed"), prefix, names[1], add_special_tokens=special)
+    vectors = dict(zip(each, job.arrays, strict=True))
+    return job, [cosine(vectors[one], vectors[other]) for one, other in zip(first, second, strict=True)]
+
+
+def encoded(array: np.ndarray, body: VectorRequest) -> Any:
+    """Numbers as the request wants them: lists, or the base64 of their bytes."""
+    if body.encoding_format == "float":
+        return array.tolist()
+    kind = np.dtype(body.embed_dtype).newbyteorder(body.endianness)
+    return base64.b64encode(array.astype(kind).tobytes()).decode()
