@@ -99,7 +99,7 @@ class AttentionSpec:
     each head with one weight for all (`head`), each head with a weight of its own (`each`), or all heads as one vector (`all`).
     `v_norm` normalises heads of values. `key_is_value`: the values are the projected keys, before their norm and rotation.
     `cache_of` names an earlier layer whose keys and values this one reads instead of having its own. `sinks`: each head has a learned
-    score that takes part in the softmax and has no value.
+    score that takes part in the softmax and has no value. `gated`: the sigmoid of a projection multiplies what attention gives.
     """
 
     num_heads: int
@@ -117,6 +117,7 @@ class AttentionSpec:
     key_is_value: bool = False
     cache_of: int | None = None
     sinks: bool = False
+    gated: bool = False
 
     @property
     def cache(self) -> CacheLayer | None:
@@ -277,7 +278,8 @@ class DeltaNetSpec:
     @property
     def rows(self) -> dict[str, tuple[tuple[int, bool], ...]]:
         """What the checkpoint's fused tensors hold for each group, in order: how many rows, and whether groups may be copies."""
-        return {"conv": ((self.key_dim, False), (self.key_dim, False), (self.group_dim, False))}
+        conv = ((self.key_dim, False), (self.key_dim, False), (self.group_dim, False))
+        return {"conv": conv, "projection": (*conv, (self.group_dim, False))}
 
     @property
     def sizes(self) -> str:

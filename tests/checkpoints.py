@@ -80,13 +80,15 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0, shapes: Mapping[str
 
 
 _HEADS = ("lm_head.", "embed_out.", "output.")
-_TABLES = ("embed_tokens", "wte", "word_embeddings.", "embed_in", "tok_embeddings")
+_TABLES = ("embed_tokens", "embeddings.", "wte", "word_embeddings.", "embed_in", "tok_embeddings")
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
     if not shape:
         values = np.array(-1e-6 if name.endswith("eps") else 0.5)
+    elif name.endswith("A_log"):
+        values = 0.5 * values - 2  # remembers tens of positions
     elif name.endswith("bias"):
         values = 0.3 * values
     elif len(shape) == 1 or "norm" in name or ".ln_" in name:

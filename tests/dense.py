@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.recurrent import StateRows
-from jaxllm.specs import AttendSpec, CacheLayer, StateLayer
+from jaxllm.specs import AttendSpec, StateLayer
 
 
 def dense_attend(
@@ -63,9 +63,10 @@ def one_row(num_tokens: int) -> StateRows:
     )
 
 
-def one_state(layer: StateLayer) -> tuple[jax.Array, ...]:
-    """Pages for the state of one sequence."""
-    return tuple(jnp.zeros((2, *shape)) for shape in layer.shapes)
+def empty_caches(model: ModelDef) -> list[Any]:
+    """Nothing for attention, and pages for the states of one sequence."""
+    layers = model.cache_layers
+    return [tuple(jnp.zeros((2, *s)) for s in layer.shapes) if isinstance(layer, StateLayer) else None for layer in layers]
 
 
 def run_dense(model: ModelDef, params: Sequence[jax.Array], token_ids: Sequence[int] | np.ndarray) -> jax.Array:
@@ -74,8 +75,8 @@ def run_dense(model: ModelDef, params: Sequence[jax.Array], token_ids: Sequence[
     @jax.jit
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)
-        caches = [None if isinstance(layer, CacheLayer) else one_state(layer) for layer in model.cache_layers]
-        hidden, _ = decoder(ids, jnp.arange(ids.shape[0], dtype=jnp.int32), caches, dense_attend, rows=one_row(ids.shape[0]))
+        positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
+        hidden, _ = decoder(ids, positions, empty_caches(model), dense_attend, rows=one_row(ids.shape[0]))
         return decoder.logits(hidden)
 
     return forward(params, jnp.asarray(token_ids, jnp.int32))

@@ -36,7 +36,7 @@ class Where(NamedTuple):
 class Attention(nnx.Module):
     """Fused projections, stored by KV head so that every shard holds whole groups: `qkv` [K, G + 2, D, M] (a group's query heads, then
     its key, then its value), `out` [M, K, G, D]. Where values are keys, it is `qk` [K, G + 1, D, M]; where both are another layer's,
-    `q` [K, G, D, M].
+    `q` [K, G, D, M]. `gate` [K, G, D, M], where there is one, is of the output.
     """
 
     def __init__(self, spec: AttentionSpec, width: int, dtype: DTypeLike):
@@ -49,6 +49,7 @@ class Attention(nnx.Module):
         setattr(self, f"{self.parts}_bias", param(heads, ("kv_heads", None, None), dtype) if spec.qkv_bias else None)
         self.out = param((width, kv_heads, group, dim), ("embed", "kv_heads", None, None), dtype)
         self.out_bias = param((width,), ("embed",), dtype) if spec.out_bias else None
+        self.gate = param((kv_heads, group, dim, width), ("kv_heads", None, None, "embed"), dtype) if spec.gated else None
         self.sinks = param((kv_heads, group), ("kv_heads", None), dtype) if spec.sinks else None
         self.q_norm = self._norm((kv_heads, group, dim), dtype)
         self.k_norm = self._norm((kv_heads, dim), dtype) if spec.cache_of is None else None
@@ -80,6 +81,8 @@ class Attention(nnx.Module):
         sinks = None if self.sinks is None else self.sinks[...].reshape(-1)
         out, cache = attend(q.reshape(-1, spec.num_heads, spec.head_dim), k, v, cache, spec.attend, sinks)
         out = out.reshape(-1, spec.num_kv_heads, group, spec.head_dim)
+        if self.gate is not None:
+            out = out * jax.nn.sigmoid(linear(x, self.gate[...]))
         return linear(out, self.out[...], None if self.out_bias is None else self.out_bias[...]), cache
 
     def _place(self, heads: jax.Array, norm: Norm | None, rotation: Rotation | None) -> jax.Array:

@@ -17,13 +17,16 @@ from jaxllm.models.gpt2 import GPT2, GPT_BIGCODE
 from jaxllm.models.gpt_neox import GPT_NEOX, GPTJ
 from jaxllm.models.internlm2 import INTERNLM2
 from jaxllm.models.layer_norm_kin import APERTUS, ARCEE, NEMOTRON, STABLELM, STARCODER2
+from jaxllm.models.lfm2 import LFM2
 from jaxllm.models.llama import LLAMA
 from jaxllm.models.llama_kin import ERNIE, EXAONE4, GRANITE, INTERNLM3, MINICPM, SEED_OSS, SMOLLM3
+from jaxllm.models.mamba import MAMBA, MAMBA2
 from jaxllm.models.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL3_TEXT_HALF
 from jaxllm.models.olmo import OLMO, OLMO2, OLMO3
 from jaxllm.models.opt import OPT
 from jaxllm.models.phi import PHI, PHI3
 from jaxllm.models.qwen import QWEN2, QWEN3
+from jaxllm.models.qwen3_next import QWEN3_5, QWEN3_5_TEXT_HALF
 
 FAMILIES = {
     family.architecture: family
@@ -31,7 +34,7 @@ FAMILIES = {
         LLAMA, MISTRAL, MINISTRAL, MINISTRAL3, MISTRAL3_TEXT_HALF, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT_HALF, GEMMA4,
         GEMMA4_TEXT_HALF, PHI, PHI3, OLMO, OLMO2, OLMO3, GRANITE, MINICPM, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4, SMOLLM3,
         EXAONE4, SEED_OSS, NEMOTRON, ARCEE, APERTUS, ERNIE, INTERNLM2, INTERNLM3, GPT2, GPT_BIGCODE, GPTJ, GPT_NEOX, FALCON, OPT, BLOOM,
-        MPT,
+        MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF,
     )
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxllm.weights.rules import Rule, rule
-from jaxllm.weights.transforms import COPY, FLAT, SPLIT_INPUTS, SPLIT_OUTPUTS, TAPS, GroupRows, Transform
+from jaxllm.weights.transforms import COPY, FLAT, INTERLEAVE, SPLIT_INPUTS, SPLIT_OUTPUTS, TAPS, GroupRows, Transform
 
 
 def _rules(at: str, names: dict[str, tuple[str, Transform]]) -> tuple[Rule, ...]:
@@ -47,6 +47,28 @@ def mamba2_rules(at: str) -> tuple[Rule, ...]:
             "out": ("out_proj.weight", SPLIT_INPUTS),
             "out_bias": ("out_proj.bias", COPY),
         },
+    )
+
+
+def delta_net_rules(at: str, projection: tuple[str, ...], rates: tuple[str, ...]) -> tuple[Rule, ...]:
+    """Those of a gated delta net. Its projections are one tensor, ordered by group of heads; or queries, keys and values, and the gate; and
+    likewise its rates (of learning, of decay).
+    """
+    grouped = len(projection) == 1
+    sources = [f"{at}.{name}.weight" for name in projection]
+    return (
+        rule("layers.{i}.recurrent.projection", *sources, transform=SPLIT_OUTPUTS if grouped else GroupRows("projection", (3, 1))),
+        rule("layers.{i}.recurrent.rates", *(f"{at}.{name}.weight" for name in rates), transform=SPLIT_OUTPUTS if grouped else INTERLEAVE),
+        *_rules(
+            at,
+            {
+                "conv": ("conv1d.weight", GroupRows("conv", taps=True)),
+                "a_log": ("A_log", FLAT),
+                "dt_bias": ("dt_bias", FLAT),
+                "norm.weight": ("norm.weight", COPY),
+                "out": ("out_proj.weight", SPLIT_INPUTS),
+            },
+        ),
     )
 
 

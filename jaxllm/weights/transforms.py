@@ -84,17 +84,19 @@ class Interleave:
 class FuseHeads:
     """Query, key and value projections (or their biases) as [K', G' + extra, D, *in]; a KV head is repeated K' / K times, with a share
     of its query heads each. `extra` says how many of key and value there are. The checkpoint keeps them as tensors of their own
-    (`separate`), as one with all queries first (`joined`), or as one by KV head, a group's queries first (`grouped`).
+    (`separate`), as one with all queries first (`joined`), or as one by KV head, a group's queries first (`grouped`). `gated`: each query
+    head of a tensor of its own is followed by its gate, which `HeadGates` takes.
     """
 
     extra: int = 2
     stored: Literal["separate", "joined", "grouped"] = "separate"
+    gated: bool = False
 
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
         rest = shape[3:]
         queries, kv = shape[0] * (shape[1] - self.extra) * shape[2], dims.num_kv_heads * shape[2]
         if self.stored == "separate":
-            return ((queries, *rest), *((kv, *rest),) * self.extra)
+            return (((1 + self.gated) * queries, *rest), *((kv, *rest),) * self.extra)
         return ((queries + self.extra * kv, *rest),)
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
@@ -112,11 +114,24 @@ class FuseHeads:
                 else np.split(sources[0], [len(sources[0]) - n * size for n in range(self.extra, 0, -1)])
             )
             queries, kv = parts[0], [part.reshape(dims.num_kv_heads, *rest) for part in parts[1:]]
+            if self.gated:
+                queries = queries.reshape(shape[0], group, 2, *rest)[:, :, 0]
         array[:, :group] = queries.reshape(shape[0], group, *rest)
         for i, part in enumerate(kv):
             for copy in range(copies):
                 array[copy::copies, group + i] = part
         return array
+
+
+@dataclass(frozen=True)
+class HeadGates:
+    """The gates [K', G', D, *in] of query heads, each of which the checkpoint keeps behind its head."""
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        return ((2 * math.prod(shape[:3]), *shape[3:]),)
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        return np.ascontiguousarray(sources[0].reshape(*shape[:2], 2, *shape[2:])[:, :, 1], dtype)
 
 
 @dataclass(frozen=True)
@@ -231,5 +246,7 @@ JOINED_QKV = FuseHeads(stored="joined")
 GROUPED_QKV = FuseHeads(stored="grouped")
 SPLIT_INPUTS = SplitInputs()
 FLAT = Flat()
+GATED_QKV = FuseHeads(gated=True)
+HEAD_GATES = HeadGates()
 SPLIT_OUTPUTS = SplitOutputs()
 TAPS = SplitOutputs(taps=True)

@@ -78,6 +78,9 @@ RELATIVES = {
     "Mistral3ForConditionalGeneration": lambda: text_half(
         "ministral3", "Mistral3ForConditionalGeneration", (r"^", "language_model."), spatial_merge_size=2
     ),
+    "Qwen3_5ForConditionalGeneration": lambda: text_half(
+        "qwen3_5", "Qwen3_5ForConditionalGeneration", (r"^model\.", "model.language_model."), image_token_id=120
+    ),
 }
 
 

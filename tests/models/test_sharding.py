@@ -16,7 +16,7 @@ from jaxllm.runner.mesh import Placement, make_mesh
 from jaxllm.specs import AttendSpec
 from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint
-from tests.dense import dense_attend
+from tests.dense import dense_attend, empty_caches, one_row
 from tests.golden.case import load_golden
 from tests.golden.cases import BY_ARCHITECTURE, CASES
 from tests.golden.checking import check_logits
@@ -44,7 +44,7 @@ def run_sharded(name: str, shards: int) -> tuple[ModelDef, str]:
 
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)
-        hidden, _ = decoder(ids, jnp.arange(len(ids)), [None] * len(model.cache_layers), attend)
+        hidden, _ = decoder(ids, jnp.arange(len(ids)), empty_caches(model), attend, rows=one_row(len(ids)))
         return decoder.logits(hidden)
 
     ids = jnp.asarray(golden.sequence, jnp.int32)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 
 from jaxllm.config import CacheConfig, CompileConfig
-from jaxllm.core_types import CacheGroup, CacheSpec, EngineOutput, EngineRequest, TokenLogprobs
+from jaxllm.core_types import CacheKind, CacheSpec, EngineOutput, EngineRequest, TokenLogprobs
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.models.build import define_model
@@ -46,7 +46,7 @@ class Engine:
         max_num_batched_tokens: int = 64,
         page_size: int = 8,
         max_model_len: int | None = None,
-        num_pages: int | None = None,
+        num_pages: int | Mapping[CacheKind, int] | None = None,
         tensor_parallel_size: int = 1,
         async_scheduling: bool = True,
         enable_prefix_caching: bool = True,
@@ -63,7 +63,8 @@ class Engine:
         cache = CacheConfig(kv_cache_memory_bytes=64 * 2**20)
         plan = plan_memory(model_def, backend, placement, cache, limits, max_model_len=max_model_len)
         if num_pages is not None:
-            groups = tuple(CacheGroup(g.kind, g.layers, num_pages, g.window) for g in plan.cache_spec.groups)
+            counts = num_pages if isinstance(num_pages, Mapping) else dict.fromkeys(CacheKind, num_pages)
+            groups = tuple(replace(group, num_pages=counts[group.kind]) for group in plan.cache_spec.groups)
             plan = type(plan)(**{**plan.__dict__, "cache_spec": CacheSpec(page_size, groups)})
         params = load_params(model_def, open_checkpoint(directory), lambda name, array: placement.put(array, model_def.axes[name]))
         self.runner = ModelRunner(

@@ -1,0 +1,46 @@
+"""Decoders with recurrent layers, alone and between others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.golden.case import Case
+
+_COMMON = {"vocab_size": 128, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "dtype": "float32"}
+
+
+def _config(architecture: str, model_type: str, **values: Any) -> dict[str, Any]:
+    return {"architectures": [architecture], "model_type": model_type, **_COMMON, **values}
+
+
+_MAMBA = {"state_size": 8, "num_hidden_layers": 2, "conv_kernel": 4, "expand": 2, "tie_word_embeddings": True}
+_MAMBA2 = {
+    "num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 16, "num_hidden_layers": 2, "conv_kernel": 4, "expand": 2, "chunk_size": 16,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_LFM2 = {
+    "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "norm_eps": 1e-5, "rope_theta": 10000.0, "conv_L_cache": 3, "block_multiple_of": 16, "tie_word_embeddings": False,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+}  # fmt: skip
+_DELTA = {
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "tie_word_embeddings": False,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+_MROPE = {**_DELTA["rope_parameters"], "partial_rotary_factor": 0.5, "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+
+CASES = tuple(
+    Case(name, config, num_steps=24)
+    for name, config in {
+        "mamba": _config("MambaForCausalLM", "mamba", **_MAMBA),
+        "mamba_biases": _config("MambaForCausalLM", "mamba", **{**_MAMBA, "use_bias": True, "use_conv_bias": False, "time_step_rank": 5}),
+        "mamba2": _config("Mamba2ForCausalLM", "mamba2", **_MAMBA2),
+        "mamba2_one_group": _config("Mamba2ForCausalLM", "mamba2", **{**_MAMBA2, "n_groups": 1, "use_bias": True, "use_conv_bias": False}),
+        "lfm2": _config("Lfm2ForCausalLM", "lfm2", **_LFM2),
+        "lfm2_biases": _config("Lfm2ForCausalLM", "lfm2", **{**_LFM2, "conv_bias": True, "block_auto_adjust_ff_dim": False}),
+        "qwen3_5": _config("Qwen3_5ForCausalLM", "qwen3_5_text", **{**_DELTA, "rope_parameters": _MROPE}),
+    }.items()
+)
