@@ -159,6 +159,11 @@ class MLPSpec:
         return replace(self, groups=shards)
 
 
+# What fused tensors of a recurrent layer hold for each of its `num_groups` groups, in the order of the checkpoint: how many rows, and
+# whether groups may be copies.
+GroupedRows = dict[str, tuple[tuple[int, bool], ...]]
+
+
 @dataclass(frozen=True)
 class StateLayer:
     """What a recurrent layer keeps of a sequence, whatever its length: float32 arrays of these shapes. Devices share their first axes."""
@@ -185,6 +190,14 @@ class MambaSpec:
     @property
     def cache(self) -> StateLayer:
         return StateLayer(((self.inner, self.conv_width - 1), (self.inner, self.state_size)))
+
+    @property
+    def num_groups(self) -> int:
+        return self.inner
+
+    @property
+    def rows(self) -> GroupedRows:
+        return {"projection": ((1, False),) * 2}
 
     @property
     def sizes(self) -> str:
@@ -232,8 +245,7 @@ class Mamba2Spec:
         return StateLayer(((self.num_groups, conv, self.conv_width - 1), state))
 
     @property
-    def rows(self) -> dict[str, tuple[tuple[int, bool], ...]]:
-        """What the checkpoint's fused tensors hold for each group, in order: how many rows, and whether groups may be copies."""
+    def rows(self) -> GroupedRows:
         conv = ((self.group_dim, False), (self.state_size, True), (self.state_size, True))
         return {"conv": conv, "projection": ((self.group_dim, False), *conv, (self.num_heads // self.num_groups, False))}
 
@@ -276,8 +288,7 @@ class DeltaNetSpec:
         return StateLayer(((self.num_groups, 2 * self.key_dim + self.group_dim, self.conv_width - 1), state))
 
     @property
-    def rows(self) -> dict[str, tuple[tuple[int, bool], ...]]:
-        """What the checkpoint's fused tensors hold for each group, in order: how many rows, and whether groups may be copies."""
+    def rows(self) -> GroupedRows:
         conv = ((self.key_dim, False), (self.key_dim, False), (self.group_dim, False))
         return {"conv": conv, "projection": (*conv, (self.group_dim, False))}
 
@@ -303,6 +314,14 @@ class ShortConvSpec:
     @property
     def cache(self) -> StateLayer:
         return StateLayer(((self.channels, self.conv_width - 1),))
+
+    @property
+    def num_groups(self) -> int:
+        return self.channels
+
+    @property
+    def rows(self) -> GroupedRows:
+        return {"projection": ((1, False),) * 3}
 
     @property
     def sizes(self) -> str:

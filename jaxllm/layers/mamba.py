@@ -18,15 +18,15 @@ from jaxllm.specs import MambaSpec
 
 
 class Mamba(nnx.Module):
-    """`projection` [2, I, M] to values and gate of I channels, `conv` [I, W]; `inner` [R + 2 S, I] from the values to step sizes of rank R,
+    """`projection` [I, 2, M] to values and gate of I channels, `conv` [I, W]; `inner` [R + 2 S, I] from the values to step sizes of rank R,
     of which `steps` [I, R] makes those of the channels, and to inputs and outputs of states of S; `out` [M, I].
     """
 
     def __init__(self, spec: MambaSpec, width: int, dtype: DTypeLike):
         channels, size = spec.inner, spec.state_size
         self.spec = spec
-        self.projection = param((2, channels, width), (None, "mlp", "embed"), dtype)
-        self.projection_bias = param((2, channels), (None, "mlp"), dtype) if spec.bias else None
+        self.projection = param((channels, 2, width), ("mlp", None, "embed"), dtype)
+        self.projection_bias = param((channels, 2), ("mlp", None), dtype) if spec.bias else None
         self.conv = param((channels, spec.conv_width), ("mlp", None), dtype)
         self.conv_bias = param((channels,), ("mlp",), dtype) if spec.conv_bias else None
         self.inner = param((spec.rank + 2 * size, channels), (None, "mlp"), dtype)
@@ -44,7 +44,8 @@ class Mamba(nnx.Module):
         """x [T, M] and the layer's cache to ([T, M], cache)."""
         spec = self.spec
         projected = linear(x, self.projection[...], None if self.projection_bias is None else self.projection_bias[...])
-        values, conv = causal_conv(projected[:, 0], self.conv[...], None if self.conv_bias is None else self.conv_bias[...], cache[0], rows)
+        conv_bias = None if self.conv_bias is None else self.conv_bias[...]
+        values, conv = causal_conv(projected[..., 0], self.conv[...], conv_bias, cache[0], rows)
         values = ACTIVATIONS[spec.activation](values)
         inner = jnp.split(linear(values.astype(x.dtype), self.inner[...]), (spec.rank, spec.rank + spec.state_size), axis=-1)
         dt, b, c = (
@@ -53,5 +54,5 @@ class Mamba(nnx.Module):
         dt = jax.nn.softplus(linear(dt, self.steps[...]).astype(jnp.float32) + self.steps_bias[...])
         b, c = b.astype(jnp.float32), c.astype(jnp.float32)
         y, states = selective_scan(values, dt, -jnp.exp(self.a_log[...]), b, c, cache[1], rows)
-        y = (y + self.d[...] * values) * ACTIVATIONS[spec.activation](projected[:, 1].astype(jnp.float32))
+        y = (y + self.d[...] * values) * ACTIVATIONS[spec.activation](projected[..., 1].astype(jnp.float32))
         return linear(y.astype(x.dtype), self.out[...], None if self.out_bias is None else self.out_bias[...]), (conv, states)

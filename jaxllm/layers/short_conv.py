@@ -15,12 +15,12 @@ from jaxllm.specs import ShortConvSpec
 
 
 class ShortConv(nnx.Module):
-    """`projection` [3, C, M] to the gate of the input, the gate of the output, and the input; `conv` [C, W]; `out` [M, C]."""
+    """`projection` [C, 3, M] to the gate of the input, the gate of the output, and the input; `conv` [C, W]; `out` [M, C]."""
 
     def __init__(self, spec: ShortConvSpec, width: int, dtype: DTypeLike):
         channels = spec.channels
-        self.projection = param((3, channels, width), (None, "mlp", "embed"), dtype)
-        self.projection_bias = param((3, channels), (None, "mlp"), dtype) if spec.bias else None
+        self.projection = param((channels, 3, width), ("mlp", None, "embed"), dtype)
+        self.projection_bias = param((channels, 3), ("mlp", None), dtype) if spec.bias else None
         self.conv = param((channels, spec.conv_width), ("mlp", None), dtype)
         self.conv_bias = param((channels,), ("mlp",), dtype) if spec.bias else None
         self.out = param((width, channels), ("embed", "mlp"), dtype)
@@ -30,6 +30,6 @@ class ShortConv(nnx.Module):
         """x [T, M] and the layer's cache to ([T, M], cache)."""
         parts = linear(x, self.projection[...], None if self.projection_bias is None else self.projection_bias[...])
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        y, conv = causal_conv(parts[:, 0] * parts[:, 2], self.conv[...], bias, cache[0], rows)
-        y = parts[:, 1] * y.astype(x.dtype)
+        y, conv = causal_conv(parts[..., 0] * parts[..., 2], self.conv[...], bias, cache[0], rows)
+        y = parts[..., 1] * y.astype(x.dtype)
         return linear(y, self.out[...], None if self.out_bias is None else self.out_bias[...]), (conv,)

@@ -17,7 +17,7 @@ from jaxllm.models.decoder import Decoder
 from jaxllm.models.family import Family
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.registry import find_family
-from jaxllm.specs import BlockSpec, CacheLayer, DecoderSpec, DeltaNetSpec, Mamba2Spec, StateLayer
+from jaxllm.specs import BlockSpec, CacheLayer, DecoderSpec, StateLayer
 from jaxllm.weights.rules import LoadPlan, bind_rules
 from jaxllm.weights.transforms import CheckpointDims
 
@@ -122,9 +122,9 @@ def checkpoint_dims(logical: DecoderSpec, spec: DecoderSpec) -> list[CheckpointD
 
 def _dims(vocab_size: int, logical: BlockSpec, block: BlockSpec) -> CheckpointDims:
     kv_heads = logical.mixer.num_kv_heads if logical.mixer else 0
-    if isinstance(logical.recurrent, Mamba2Spec | DeltaNetSpec) and isinstance(block.recurrent, Mamba2Spec | DeltaNetSpec):
-        return CheckpointDims(vocab_size, kv_heads, logical.recurrent.num_groups, block.recurrent.rows)
-    return CheckpointDims(vocab_size, kv_heads)
+    if logical.recurrent is None or block.recurrent is None:
+        return CheckpointDims(vocab_size, kv_heads)
+    return CheckpointDims(vocab_size, kv_heads, logical.recurrent.num_groups, block.recurrent.rows)
 
 
 def ignored_names(family: Family, spec: DecoderSpec) -> tuple[str, ...]:

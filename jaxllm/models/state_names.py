@@ -15,8 +15,8 @@ def mamba_rules(at: str, *, norms: str = "{}_layernorm") -> tuple[Rule, ...]:
     return _rules(
         at,
         {
-            "projection": ("in_proj.weight", SPLIT_OUTPUTS),
-            "projection_bias": ("in_proj.bias", FLAT),
+            "projection": ("in_proj.weight", GroupRows("projection")),
+            "projection_bias": ("in_proj.bias", GroupRows("projection")),
             "conv": ("conv1d.weight", TAPS),
             "conv_bias": ("conv1d.bias", COPY),
             "inner": ("x_proj.weight", COPY),
@@ -77,8 +77,8 @@ def short_conv_rules(at: str) -> tuple[Rule, ...]:
     return _rules(
         at,
         {
-            "projection": ("in_proj.weight", SPLIT_OUTPUTS),
-            "projection_bias": ("in_proj.bias", FLAT),
+            "projection": ("in_proj.weight", GroupRows("projection")),
+            "projection_bias": ("in_proj.bias", GroupRows("projection")),
             "conv": ("conv.weight", TAPS),
             "conv_bias": ("conv.bias", COPY),
             "out": ("out_proj.weight", COPY),
