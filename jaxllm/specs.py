@@ -100,6 +100,7 @@ class AttentionSpec:
     `v_norm` normalises heads of values. `key_is_value`: the values are the projected keys, before their norm and rotation.
     `cache_of` names an earlier layer whose keys and values this one reads instead of having its own. `sinks`: each head has a learned
     score that takes part in the softmax and has no value. `gated`: the sigmoid of a projection multiplies what attention gives.
+    `out_scale` multiplies the result.
     """
 
     num_heads: int
@@ -118,6 +119,7 @@ class AttentionSpec:
     cache_of: int | None = None
     sinks: bool = False
     gated: bool = False
+    out_scale: float = 1.0
 
     @property
     def cache(self) -> CacheLayer | None:
@@ -137,7 +139,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MLPSpec:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated.
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated; `gate_scale` multiplies gate(x), `out_scale` the result.
 
     Gate and up are stored in `groups` equal parts, each with its share of both, so that every shard holds whole parts.
     """
@@ -146,6 +148,8 @@ class MLPSpec:
     activation: Activation
     gated: bool = True
     bias: bool = False
+    gate_scale: float = 1.0
+    out_scale: float = 1.0
     groups: int = 1
 
     @property

@@ -83,7 +83,8 @@ class Attention(nnx.Module):
         out = out.reshape(-1, spec.num_kv_heads, group, spec.head_dim)
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...]))
-        return linear(out, self.out[...], None if self.out_bias is None else self.out_bias[...]), cache
+        out = linear(out, self.out[...], None if self.out_bias is None else self.out_bias[...])
+        return out if spec.out_scale == 1.0 else out * jnp.asarray(spec.out_scale, out.dtype), cache
 
     def _place(self, heads: jax.Array, norm: Norm | None, rotation: Rotation | None) -> jax.Array:
         """Normalise and rotate [T, K, ..., D]."""

@@ -60,7 +60,9 @@ class MLP(nnx.Module):
         act = self.act or ACTIVATIONS[self.spec.activation]
         if self.spec.gated:
             both = linear(x, self.gate_up[...], None if self.gate_up_bias is None else self.gate_up_bias[...])
-            hidden = (act(both[:, :, 0]) * both[:, :, 1]).reshape(-1, self.spec.width)
+            gate = both[:, :, 0] if self.spec.gate_scale == 1.0 else both[:, :, 0] * jnp.asarray(self.spec.gate_scale, both.dtype)
+            hidden = (act(gate) * both[:, :, 1]).reshape(-1, self.spec.width)
         else:
             hidden = act(linear(x, self.up[...], None if self.up_bias is None else self.up_bias[...]))
-        return linear(hidden, self.down[...], None if self.down_bias is None else self.down_bias[...])
+        out = linear(hidden, self.down[...], None if self.down_bias is None else self.down_bias[...])
+        return out if self.spec.out_scale == 1.0 else out * jnp.asarray(self.spec.out_scale, out.dtype)

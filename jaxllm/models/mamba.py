@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.family import ACTIVATIONS, Family
@@ -25,6 +26,7 @@ HARMLESS = (
     "rescale_prenorm_residual",
     "residual_in_fp32",
     "chunk_size",
+    "mamba_chunk_size",
     "use_mambapy",
     "use_associative_scan",
     "use_mamba_kernels",
@@ -85,6 +87,30 @@ def _mamba2_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
         norm_each=groups > 1,
     )
     return _decoder(config, mamba, tied=False)
+
+
+def mamba2_of_hybrid(config: HFConfig, inner: int, norm: NormSpec | None, **options: Any) -> Mamba2Spec:
+    """The Mamba 2 layer of a hybrid, under the keys that most of them share; `inner` is the number of its values."""
+    heads, groups = config.size("mamba_n_heads", 128), config.size("mamba_n_groups", 1)
+    head_dim = inner // heads if config.get("mamba_d_head", "auto") == "auto" else config.size("mamba_d_head")
+    if heads * head_dim != inner or heads % groups:
+        raise ModelLoadError(
+            f"config.json: mamba_n_heads={heads} times mamba_d_head={head_dim} must be {inner}, and a multiple of mamba_n_groups={groups}"
+        )
+    return Mamba2Spec(
+        num_heads=heads,
+        head_dim=head_dim,
+        num_groups=groups,
+        state_size=config.size("mamba_d_state", 256),
+        conv_width=config.size("mamba_d_conv", 4),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        bias=config.flag("mamba_proj_bias", False),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        dt_limits=dt_limits(config),
+        norm=norm,
+        norm_each=groups > 1,
+        **options,
+    )
 
 
 def dt_limits(config: HFConfig) -> tuple[float, float]:

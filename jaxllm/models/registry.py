@@ -9,6 +9,7 @@ from jaxllm.errors import ModelLoadError
 from jaxllm.models.bloom import BLOOM, MPT
 from jaxllm.models.cohere import COHERE, COHERE2
 from jaxllm.models.falcon import FALCON
+from jaxllm.models.falcon_h1 import FALCON_H1
 from jaxllm.models.family import Family
 from jaxllm.models.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT_HALF
 from jaxllm.models.gemma4 import GEMMA4, GEMMA4_TEXT_HALF
@@ -22,6 +23,7 @@ from jaxllm.models.llama import LLAMA
 from jaxllm.models.llama_kin import ERNIE, EXAONE4, GRANITE, INTERNLM3, MINICPM, SEED_OSS, SMOLLM3
 from jaxllm.models.mamba import MAMBA, MAMBA2
 from jaxllm.models.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL3_TEXT_HALF
+from jaxllm.models.nemotron_h import NEMOTRON_H
 from jaxllm.models.olmo import OLMO, OLMO2, OLMO3
 from jaxllm.models.opt import OPT
 from jaxllm.models.phi import PHI, PHI3
@@ -34,7 +36,7 @@ FAMILIES = {
         LLAMA, MISTRAL, MINISTRAL, MINISTRAL3, MISTRAL3_TEXT_HALF, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT_HALF, GEMMA4,
         GEMMA4_TEXT_HALF, PHI, PHI3, OLMO, OLMO2, OLMO3, GRANITE, MINICPM, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4, SMOLLM3,
         EXAONE4, SEED_OSS, NEMOTRON, ARCEE, APERTUS, ERNIE, INTERNLM2, INTERNLM3, GPT2, GPT_BIGCODE, GPTJ, GPT_NEOX, FALCON, OPT, BLOOM,
-        MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF,
+        MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF, FALCON_H1, NEMOTRON_H,
     )
 }  # fmt: skip
 

@@ -31,6 +31,19 @@ _DELTA = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }  # fmt: skip
 _MROPE = {**_DELTA["rope_parameters"], "partial_rotary_factor": 0.5, "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+_FALCON_H1 = {
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2,
+    "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_chunk_size": 16, "tie_word_embeddings": False,
+    "embedding_multiplier": 1.5, "lm_head_multiplier": 0.7, "mlp_multipliers": [0.8, 1.2], "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8,
+    "ssm_multipliers": [0.7, 0.9, 1.1, 1.3, 0.5],
+}  # fmt: skip
+_NEMOTRON_H = {
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64, "max_position_embeddings": 256,
+    "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8,
+    "n_groups": 2, "conv_kernel": 4, "chunk_size": 16, "tie_word_embeddings": False,
+}  # fmt: skip
 
 CASES = tuple(
     Case(name, config, num_steps=24)
@@ -42,5 +55,15 @@ CASES = tuple(
         "lfm2": _config("Lfm2ForCausalLM", "lfm2", **_LFM2),
         "lfm2_biases": _config("Lfm2ForCausalLM", "lfm2", **{**_LFM2, "conv_bias": True, "block_auto_adjust_ff_dim": False}),
         "qwen3_5": _config("Qwen3_5ForCausalLM", "qwen3_5_text", **{**_DELTA, "rope_parameters": _MROPE}),
+        "falcon_h1": _config("FalconH1ForCausalLM", "falcon_h1", **_FALCON_H1),
+        "falcon_h1_norm": _config("FalconH1ForCausalLM", "falcon_h1", **{**_FALCON_H1, "mamba_rms_norm": True}),
+        "falcon_h1_norm_last": _config(
+            "FalconH1ForCausalLM", "falcon_h1", **{**_FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+        ),
+        "nemotron_h": _config(
+            "NemotronHForCausalLM",
+            "nemotron_h",
+            **{**_NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+        ),
     }.items()
 )
