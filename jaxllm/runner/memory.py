@@ -283,7 +283,10 @@ def _activations(model_def: ModelDef, limits: Limits, shards: int) -> int:
 
 
 def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
-    return _activations(model_def, limits, shards) + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
+    states = [sum(map(math.prod, layer.shapes)) for layer in model_def.cache_layers if isinstance(layer, StateLayer)]
+    # The states of all rows, one layer at a time: as read, as decoded, and as written.
+    of_states = 3 * limits.max_num_seqs * max(states, default=0) * 4 // shards
+    return _activations(model_def, limits, shards) + of_states + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
 
 
 def page_bytes_of(model_def: ModelDef, backend: AttentionBackend, layer: CacheLayer | StateLayer, page_size: int, shards: int) -> int:

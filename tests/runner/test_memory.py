@@ -11,6 +11,7 @@ from jaxllm.runner import memory
 from jaxllm.runner.memory import Limits, plan_memory
 from jaxllm.runner.mesh import Placement, make_mesh
 from tests.checkpoints import tiny_config
+from tests.golden.cases import CASES
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=32, page_size=8)
 # Two layers, keys and values, two heads of 8, 8 positions, float32.
@@ -84,3 +85,17 @@ def test_the_share_of_memory_is_honoured(monkeypatch):
 
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: Memory)
     assert plan(gpu_memory_utilization=0.5)[1].total == 5 * 2**30
+
+
+def test_states_have_a_pool_of_their_own_whose_pages_are_snapshots():
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, page_size=16)
+    _, result = plan(CASES["qwen3_5"].config, limits=limits, kv_cache_memory_bytes=2**19)
+    full, states = sorted(result.cache_spec.groups, key=lambda group: group.kind)
+    assert (full.kind, full.layers, full.interval) == (CacheKind.FULL, (1,), None)
+    assert (states.kind, states.layers, states.interval) == (CacheKind.RECURRENT, (0, 2, 3), 64)
+    # Three layers, each a window of 3 inputs and the state, in float32; one layer of keys and values.
+    state_page, page = 3 * 4 * (2 * (2 * 8 + 2 * 16) * 3 + 2 * 2 * 8 * 16), 16 * 2 * 2 * 16 * 4
+    assert result.kv_cache == states.num_pages * state_page + full.num_pages * page
+    # A snapshot an interval of what the full group holds, or two for each request of full length.
+    tokens = (full.num_pages - 1) * 16
+    assert states.num_pages - 1 == max(-(-tokens // 64), 2 * -(-tokens // 256))
