@@ -95,8 +95,9 @@ class TemperatureSpec:
 class AttentionSpec:
     """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
 
-    `clip` bounds queries, keys and values right after their projection. `qk_norm` normalises queries and keys before they are rotated:
-    each head with one weight for all (`head`), each head with a weight of its own (`each`), or all heads as one vector (`all`).
+    `clip` bounds queries, keys and values right after their projection. `qk_norm` normalises queries and keys before they are rotated (or
+    `qk_norm_after_rope`): each head with one weight for all (`head`), each head with a weight of its own (`each`), or all heads as one
+    vector (`all`).
     `v_norm` normalises heads of values. `key_is_value`: the values are the projected keys, before their norm and rotation.
     `cache_of` names an earlier layer whose keys and values this one reads instead of having its own. `sinks`: each head has a learned
     score that takes part in the softmax and has no value. `gated`: the sigmoid of a projection multiplies what attention gives.
@@ -113,6 +114,7 @@ class AttentionSpec:
     clip: float | None = None
     qk_norm: NormSpec | None = None
     qk_norm_over: Literal["head", "each", "all"] = "head"
+    qk_norm_after_rope: bool = False
     v_norm: NormSpec | None = None
     temperature: TemperatureSpec | None = None
     key_is_value: bool = False
@@ -138,10 +140,47 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class MLASpec:
+    """Multi-head latent attention: heads of `nope_dim` unrotated and `rope_dim` rotated dims, values of `value_dim`.
+
+    Queries come out of a latent of `q_latent_dim` of their own where that is given; `norm` is that of both latents. The rotated key is
+    the same for all heads.
+    """
+
+    num_heads: int
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    attend: AttendSpec
+    rope: RopeSpec
+    norm: NormSpec
+    q_latent_dim: int | None = None
+    temperature: TemperatureSpec | None = None
+    cache_of: None = None
+
+    @property
+    def cache(self) -> CacheLayer:
+        return CacheLayer(1, self.latent_dim + self.rope_dim, self.attend)
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.num_heads} attention heads"
+
+    def divides(self, shards: int) -> bool:
+        return self.num_heads % shards == 0
+
+    def sharded(self, shards: int) -> MLASpec:
+        """The latent has one head, which every shard has."""
+        return self
+
+
+@dataclass(frozen=True)
 class MLPSpec:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated; `gate_scale` multiplies gate(x), `out_scale` the result.
 
-    Gate and up are stored in `groups` equal parts, each with its share of both, so that every shard holds whole parts.
+    `limit` bounds the gate from above and up on both sides, and adds one to up (gpt-oss). Gate and up are stored in `groups` equal parts,
+    each with its share of both, so that every shard holds whole parts.
     """
 
     width: int
@@ -150,6 +189,7 @@ class MLPSpec:
     bias: bool = False
     gate_scale: float = 1.0
     out_scale: float = 1.0
+    limit: float | None = None
     groups: int = 1
 
     @property
@@ -338,9 +378,7 @@ class ShortConvSpec:
         return self
 
 
-MixerSpec = AttentionSpec
 RecurrentSpec = MambaSpec | Mamba2Spec | DeltaNetSpec | ShortConvSpec
-FeedForwardSpec = MLPSpec
 
 
 @dataclass(frozen=True)
@@ -352,6 +390,64 @@ class LayerInputSpec:
     width: int
     activation: Activation
     norm: NormSpec
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """How a token chooses `top_k` of the experts, and what each of them counts.
+
+    Each expert has a score: a softmax over all, or a sigmoid of its own. Experts with the highest scores are chosen, those plus a learned
+    `correction` where there is one, which does not count in the weights. With `groups`, only experts of the `top_groups` best groups
+    are eligible; a group is as good as the sum of its `group_top` best. The weights are the scores of the chosen, `normalised` to a sum
+    of one (a sum below `least_sum` counts as that), times `scale`. `sparsemixer` (Phi) has a rule of its own, with `jitter` as the
+    distance within which experts compete. `bias`: of the router's projection.
+    """
+
+    num_experts: int
+    top_k: int
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    normalised: bool = False
+    correction: bool = False
+    bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_top: int = 1
+    scale: float = 1.0
+    least_sum: float = 1e-20
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True)
+class MoESpec:
+    """Routed experts of one shape, and beside them one that every token goes to (`shared`), behind a sigmoid gate where `shared_gate`.
+
+    `weigh_inputs`: a routing weight multiplies what goes into its expert, not what comes out (Llama 4).
+    """
+
+    router: RouterSpec
+    expert: MLPSpec
+    shared: MLPSpec | None = None
+    shared_gate: bool = False
+    weigh_inputs: bool = False
+
+    @property
+    def width(self) -> int:
+        """Hidden values of a token."""
+        return self.router.top_k * self.expert.width + (self.shared.width if self.shared else 0)
+
+    @property
+    def sizes(self) -> str:
+        return f"expert width {self.expert.width}" + (f", shared expert width {self.shared.width}" if self.shared else "")
+
+    def divides(self, shards: int) -> bool:
+        return self.expert.divides(shards) and (self.shared is None or self.shared.divides(shards))
+
+    def sharded(self, shards: int) -> MoESpec:
+        return replace(self, expert=self.expert.sharded(shards), shared=self.shared and self.shared.sharded(shards))
+
+
+MixerSpec = AttentionSpec | MLASpec
+FeedForwardSpec = MLPSpec | MoESpec
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class Attention(nnx.Module):
 
     def _place(self, heads: jax.Array, norm: Norm | None, rotation: Rotation | None) -> jax.Array:
         """Normalise and rotate [T, K, ..., D]."""
-        heads = heads if norm is None else norm(heads)
-        if rotation is None or self.spec.rope is None:
-            return heads
-        return rotate(heads, rotation, interleaved=self.spec.rope.interleaved)
+        if norm is not None and not self.spec.qk_norm_after_rope:
+            heads = norm(heads)
+        if rotation is not None and self.spec.rope is not None:
+            heads = rotate(heads, rotation, interleaved=self.spec.rope.interleaved)
+        return norm(heads) if norm is not None and self.spec.qk_norm_after_rope else heads

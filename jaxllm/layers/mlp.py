@@ -39,6 +39,20 @@ class XIELU(nnx.Module):
         return jnp.where(x > 0, positive, negative) + beta * x
 
 
+def gated(spec: MLPSpec, act: Callable[[jax.Array], jax.Array] | None = None) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """What becomes of gate and up; `act` is the activation where it has parameters."""
+    act = act or ACTIVATIONS[spec.activation]
+
+    def combine(gate: jax.Array, up: jax.Array) -> jax.Array:
+        if spec.gate_scale != 1.0:
+            gate = gate * jnp.asarray(spec.gate_scale, gate.dtype)
+        if spec.limit is None:
+            return act(gate) * up
+        return act(jnp.minimum(gate, spec.limit)) * (jnp.clip(up, -spec.limit, spec.limit) + 1)
+
+    return combine
+
+
 class MLP(nnx.Module):
     """`gate_up` [N, 2, F / N, M] for N groups (or `up` [F, M] where not gated), `down` [M, F]."""
 
@@ -60,8 +74,7 @@ class MLP(nnx.Module):
         act = self.act or ACTIVATIONS[self.spec.activation]
         if self.spec.gated:
             both = linear(x, self.gate_up[...], None if self.gate_up_bias is None else self.gate_up_bias[...])
-            gate = both[:, :, 0] if self.spec.gate_scale == 1.0 else both[:, :, 0] * jnp.asarray(self.spec.gate_scale, both.dtype)
-            hidden = (act(gate) * both[:, :, 1]).reshape(-1, self.spec.width)
+            hidden = gated(self.spec, act)(both[:, :, 0], both[:, :, 1]).reshape(-1, self.spec.width)
         else:
             hidden = act(linear(x, self.up[...], None if self.up_bias is None else self.up_bias[...]))
         out = linear(hidden, self.down[...], None if self.down_bias is None else self.down_bias[...])

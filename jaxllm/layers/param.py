@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-Axis = Literal["vocab", "embed", "kv_heads", "mlp"]
+Axis = Literal["vocab", "embed", "heads", "kv_heads", "mlp", "experts"]
 Axes = tuple[Axis | None, ...]
 
 

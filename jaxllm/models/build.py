@@ -17,7 +17,7 @@ from jaxllm.models.decoder import Decoder
 from jaxllm.models.family import Family
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.registry import find_family
-from jaxllm.specs import BlockSpec, CacheLayer, DecoderSpec, StateLayer
+from jaxllm.specs import BlockSpec, CacheLayer, DecoderSpec, MLASpec, StateLayer
 from jaxllm.weights.rules import LoadPlan, bind_rules
 from jaxllm.weights.transforms import CheckpointDims
 
@@ -121,6 +121,8 @@ def checkpoint_dims(logical: DecoderSpec, spec: DecoderSpec) -> list[CheckpointD
 
 
 def _dims(vocab_size: int, logical: BlockSpec, block: BlockSpec) -> CheckpointDims:
+    if isinstance(logical.mixer, MLASpec):
+        return CheckpointDims(vocab_size, num_kv_heads=1, key_rows=logical.mixer.nope_dim, value_rows=logical.mixer.value_dim)
     kv_heads = logical.mixer.num_kv_heads if logical.mixer else 0
     if logical.recurrent is None or block.recurrent is None:
         return CheckpointDims(vocab_size, kv_heads)
@@ -130,7 +132,9 @@ def _dims(vocab_size: int, logical: BlockSpec, block: BlockSpec) -> CheckpointDi
 def ignored_names(family: Family, spec: DecoderSpec) -> tuple[str, ...]:
     """Patterns of tensors that carry nothing for this member of the family."""
     sharing = "|".join(str(i) for i, block in enumerate(spec.blocks) if block.mixer and block.mixer.cache is None)
-    return tuple(pattern.replace("{sharing}", sharing) for pattern in family.ignored if sharing or "{sharing}" not in pattern)
+    past = "|".join(str(len(spec.blocks) + i) for i in range(4))
+    patterns = (pattern for pattern in family.ignored if sharing or "{sharing}" not in pattern)
+    return tuple(pattern.replace("{sharing}", sharing).replace("{past}", past) for pattern in patterns)
 
 
 def shard(spec: DecoderSpec, shards: int) -> DecoderSpec:

@@ -17,12 +17,15 @@ from jaxllm.layers.embedding import Embedding, Head, project
 from jaxllm.layers.layer_input import LayerInputGate, LayerInputs
 from jaxllm.layers.mamba import Mamba
 from jaxllm.layers.mamba2 import Mamba2
+from jaxllm.layers.mla import MLA
 from jaxllm.layers.mlp import MLP
+from jaxllm.layers.moe import MoE
 from jaxllm.layers.norm import Norm
 from jaxllm.layers.param import param
 from jaxllm.layers.rope import rotation, temperature
 from jaxllm.layers.short_conv import ShortConv
 from jaxllm.ops.linear import linear
+from jaxllm.ops.moe import RunExperts, run_experts
 from jaxllm.ops.recurrent import StateRows
 from jaxllm.specs import (
     AttentionSpec,
@@ -33,19 +36,21 @@ from jaxllm.specs import (
     Mamba2Spec,
     MambaSpec,
     MixerSpec,
+    MLASpec,
     MLPSpec,
+    MoESpec,
     RecurrentSpec,
     ShortConvSpec,
 )
 
-MIXERS: dict[type[MixerSpec], type[Attention]] = {AttentionSpec: Attention}
+MIXERS: dict[type[MixerSpec], Callable[..., Any]] = {AttentionSpec: Attention, MLASpec: MLA}
 RECURRENT: dict[type[RecurrentSpec], Callable[..., Any]] = {
     MambaSpec: Mamba,
     Mamba2Spec: Mamba2,
     DeltaNetSpec: DeltaNet,
     ShortConvSpec: ShortConv,
 }
-FEED_FORWARDS: dict[type[FeedForwardSpec], type[MLP]] = {MLPSpec: MLP}
+FEED_FORWARDS: dict[type[FeedForwardSpec], Callable[..., Any]] = {MLPSpec: MLP, MoESpec: MoE}
 
 
 class Block(nnx.Module):
@@ -75,16 +80,18 @@ class Block(nnx.Module):
         caches: Sequence[Any],
         attend: Attend,
         rows: StateRows | None,
+        experts: RunExperts,
     ) -> tuple[jax.Array, list[Any]]:
         """x [T, M], the layer's input [T, P] and its caches to ([T, M], caches)."""
         before = x if self.attention_norm is None else self.attention_norm(x)
         mixed, caches = self._mix(before, where, caches, attend, rows)
         if self.spec.placement.startswith("parallel") and mixed is not None and self.mlp is not None:
-            x = self._add(x, mixed + self.mlp(before if self.mlp_norm is None else self.mlp_norm(x)), None)
+            x = self._add(x, mixed + self._feed_forward(before if self.mlp_norm is None else self.mlp_norm(x), experts), None)
         else:
             x = x if mixed is None else self._add(x, mixed, self.attention_post_norm)
             if self.mlp is not None:
-                x = self._add(x, self.mlp(x if self.mlp_norm is None else self.mlp_norm(x)), self.mlp_post_norm)
+                y = self._feed_forward(x if self.mlp_norm is None else self.mlp_norm(x), experts)
+                x = self._add(x, y, self.mlp_post_norm)
         if self.layer_input is not None and layer_input is not None:
             x = self.layer_input(x, layer_input)
         return x if self.scalar is None else x * self.scalar[...], caches
@@ -101,6 +108,10 @@ class Block(nnx.Module):
             mixed = y if mixed is None else mixed + y
         return mixed, caches
 
+    def _feed_forward(self, x: jax.Array, experts: RunExperts) -> jax.Array:
+        assert self.mlp is not None
+        return self.mlp(x, experts) if isinstance(self.mlp, MoE) else self.mlp(x)
+
     def _add(self, x: jax.Array, y: jax.Array, norm: Norm | None) -> jax.Array:
         if self.spec.residual_scale != 1.0:
             y = y * jnp.asarray(self.spec.residual_scale, y.dtype)
@@ -110,7 +121,7 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, blocks, final norm and head. Knows nothing of batches, pages or meshes: `attend` does."""
+    """Embedding, blocks, final norm and head. Knows nothing of batches, pages or meshes: `attend` and `experts` do."""
 
     def __init__(self, spec: DecoderSpec, dtype: DTypeLike):
         self.spec = spec
@@ -141,6 +152,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         token_types: jax.Array | None = None,
         rows: StateRows | None = None,
+        experts: RunExperts = run_experts,
     ) -> tuple[jax.Array, list[Any]]:
         """token_ids, positions and token_types [T] int32, the caches of the spec's `cache_layers`, and the rows of states where layers are
         recurrent, to (hidden [T, M] after the final norm, caches).
@@ -154,7 +166,7 @@ class Decoder(nnx.Module):
         def run(
             graph: nnx.GraphDef[Block], state: nnx.State, x: jax.Array, where: Where, layer_input: jax.Array | None, caches: list[Any]
         ) -> tuple[jax.Array, list[Any]]:
-            return nnx.merge(graph, state)(x, where, layer_input, caches, attend, rows)
+            return nnx.merge(graph, state)(x, where, layer_input, caches, attend, rows, experts)
 
         new_caches = list(caches)
         for i, (layer, where, of_layer) in enumerate(zip(self.layers, places, self.spec.cache_of_layers, strict=True)):

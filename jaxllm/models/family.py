@@ -35,7 +35,8 @@ class Family:
         to_spec: config, and the longest sequence of the engine (None: the config's own), to the decoder's spec.
         rules: for every parameter that a member may have.
         prefix: what checkpoint names of the decoder begin with.
-        ignored: patterns of checkpoint tensors that carry nothing; `{sharing}` stands for the layers that read another's keys and values.
+        ignored: patterns of checkpoint tensors that carry nothing; `{sharing}` stands for the layers that read another's keys and
+            values, `{past}` for the first ones after the last.
         renamed: (pattern, replacement) of beginnings of checkpoint names that have several spellings.
         harmless_keys: of the config, that change nothing for this architecture.
         float16: whether activations stay within float16's range.
@@ -98,7 +99,11 @@ def change_blocks(spec: DecoderSpec, change: Callable[[int, BlockSpec], BlockSpe
 
 def change_attention(spec: DecoderSpec, change: Callable[[int, AttentionSpec], AttentionSpec]) -> DecoderSpec:
     """The spec with the attention of each block (its index, it) changed."""
-    return change_blocks(spec, lambda i, block: replace(block, mixer=block.mixer and change(i, block.mixer)))
+
+    def change_mixer(i: int, block: BlockSpec) -> BlockSpec:
+        return replace(block, mixer=change(i, block.mixer)) if isinstance(block.mixer, AttentionSpec) else block
+
+    return change_blocks(spec, change_mixer)
 
 
 def change_attend(spec: DecoderSpec, **fields: Any) -> DecoderSpec:

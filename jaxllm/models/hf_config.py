@@ -123,11 +123,13 @@ class HFConfig:
         Raises:
             ModelLoadError: such keys, with their values.
         """
-        if self._values.get("quantization_config") or self._values.get("compression_config"):
+        quantization = self._values.get("quantization_config") or self._values.get("compression_config")
+        if quantization and not _dequantized_on_load(quantization):
             raise ModelLoadError(
-                "config.json has a quantization_config: quantized checkpoints are not supported yet; use the unquantized model"
+                "config.json has a quantization_config: quantized checkpoints other than MXFP4 and FP8 in blocks of 128 are not supported"
+                " yet; use the unquantized model"
             )
-        known = self._read | _HARMLESS | set(harmless)
+        known = self._read | _HARMLESS | set(harmless) | {"quantization_config"}
         unknown = {
             key: value
             for key, value in self._values.items()
@@ -139,6 +141,12 @@ class HFConfig:
                 f"config.json has keys that are not understood for {architecture} and may change what the model computes: {listing};"
                 " if they do not matter, set them to null (hf_overrides)"
             )
+
+
+def _dequantized_on_load(quantization: Mapping[str, Any]) -> bool:
+    """Whether `weights.dequantize` reads what this describes."""
+    method = quantization.get("quant_method")
+    return method == "mxfp4" or (method == "fp8" and quantization.get("weight_block_size") == [128, 128])
 
 
 def _short(value: Any) -> str:

@@ -12,7 +12,8 @@ from jaxllm.models.names import decoder_rules
 from jaxllm.specs import DecoderSpec
 
 
-def _granite_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+def granite_like(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    """Llama with Granite's multipliers."""
     bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
     spec = llama_like(config, max_model_len, default_positions=2048, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
@@ -104,7 +105,7 @@ def _internlm3_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
 
 _OUTPUT_NORM_RULES = decoder_rules(attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm")
 
-GRANITE = Family("GraniteForCausalLM", _granite_spec, RULES, prefix="model.", ignored=IGNORED)
+GRANITE = Family("GraniteForCausalLM", granite_like, RULES, prefix="model.", ignored=IGNORED)
 MINICPM = replace(GRANITE, architecture="MiniCPMForCausalLM", to_spec=_minicpm_spec)
 SEED_OSS = replace(GRANITE, architecture="SeedOssForCausalLM", to_spec=_seed_oss_spec, harmless_keys=("residual_dropout",))
 ERNIE = replace(GRANITE, architecture="Ernie4_5ForCausalLM", to_spec=_ernie_spec)

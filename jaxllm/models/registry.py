@@ -8,6 +8,8 @@ from typing import Any
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.bloom import BLOOM, MPT
 from jaxllm.models.cohere import COHERE, COHERE2
+from jaxllm.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE
+from jaxllm.models.ernie_moe import ERNIE_MOE
 from jaxllm.models.falcon import FALCON
 from jaxllm.models.falcon_h1 import FALCON_H1
 from jaxllm.models.family import Family
@@ -16,19 +18,26 @@ from jaxllm.models.gemma4 import GEMMA4, GEMMA4_TEXT_HALF
 from jaxllm.models.glm import GLM, GLM4
 from jaxllm.models.gpt2 import GPT2, GPT_BIGCODE
 from jaxllm.models.gpt_neox import GPT_NEOX, GPTJ
+from jaxllm.models.gpt_oss import GPT_OSS
+from jaxllm.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from jaxllm.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from jaxllm.models.internlm2 import INTERNLM2
 from jaxllm.models.layer_norm_kin import APERTUS, ARCEE, NEMOTRON, STABLELM, STARCODER2
 from jaxllm.models.lfm2 import LFM2
 from jaxllm.models.llama import LLAMA
+from jaxllm.models.llama4 import LLAMA4, LLAMA4_TEXT
 from jaxllm.models.llama_kin import ERNIE, EXAONE4, GRANITE, INTERNLM3, MINICPM, SEED_OSS, SMOLLM3
 from jaxllm.models.mamba import MAMBA, MAMBA2
 from jaxllm.models.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL3_TEXT_HALF
+from jaxllm.models.mixtral import MINIMAX_M2, MIXTRAL
 from jaxllm.models.nemotron_h import NEMOTRON_H
 from jaxllm.models.olmo import OLMO, OLMO2, OLMO3
 from jaxllm.models.opt import OPT
 from jaxllm.models.phi import PHI, PHI3
+from jaxllm.models.phimoe import PHIMOE
 from jaxllm.models.qwen import QWEN2, QWEN3
 from jaxllm.models.qwen3_next import QWEN3_5, QWEN3_5_TEXT_HALF
+from jaxllm.models.qwen_moe import OLMOE, QWEN2_MOE, QWEN3_MOE
 
 FAMILIES = {
     family.architecture: family
@@ -37,6 +46,8 @@ FAMILIES = {
         GEMMA4_TEXT_HALF, PHI, PHI3, OLMO, OLMO2, OLMO3, GRANITE, MINICPM, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4, SMOLLM3,
         EXAONE4, SEED_OSS, NEMOTRON, ARCEE, APERTUS, ERNIE, INTERNLM2, INTERNLM3, GPT2, GPT_BIGCODE, GPTJ, GPT_NEOX, FALCON, OPT, BLOOM,
         MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF, FALCON_H1, NEMOTRON_H,
+        HUNYUAN, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, PHIMOE, GRANITE_MOE,
+        GRANITE_MOE_SHARED, LLAMA4_TEXT, LLAMA4, MINIMAX_M2, HUNYUAN_MOE, ERNIE_MOE,
     )
 }  # fmt: skip
 

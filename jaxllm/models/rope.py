@@ -46,7 +46,7 @@ class RopeParameters:
 
     def context_length(self) -> int:
         """Positions that the scaling is made for."""
-        if self.kind in ("linear", "dynamic"):
+        if self.kind == "linear" or (self.kind == "dynamic" and "alpha" not in self.values):
             return int(self.max_positions * self.number("factor"))
         if self.kind == "yarn" and _ORIGINAL in self.values:
             return max(self.max_positions, int(self.original_positions * self.number("factor")))
@@ -156,6 +156,9 @@ def _proportional(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.n
 
 
 def _dynamic(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.ndarray, float]:
+    if p.values.get("alpha"):
+        # Hunyuan stretches the base once and for all.
+        return _base_frequencies(p.theta * p.number("alpha") ** (dim / (dim - 2)), dim), 1.0
     length = max(max_model_len, p.max_positions)
     factor = p.number("factor")
     theta = p.theta * (factor * length / p.max_positions - (factor - 1)) ** (dim / (dim - 2))
@@ -199,7 +202,10 @@ def _longrope(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.ndarr
     factors = np.asarray(p.values.get(key, ()), np.float32)
     if factors.shape != (dim // 2,):
         raise ModelLoadError(f"config.json: longrope needs {dim // 2} numbers in {key!r}, got {factors.size}")
-    if "attention_factor" in p.values:
+    scale = "long_mscale" if key == "long_factor" else "short_mscale"
+    if scale in p.values:
+        magnitude = p.number(scale)
+    elif "attention_factor" in p.values:
         magnitude = p.number("attention_factor")
     else:
         factor = p.number("factor") if "factor" in p.values else p.max_positions / p.original_positions
@@ -212,6 +218,8 @@ def _llama3(p: RopeParameters, dim: int, max_model_len: int) -> tuple[np.ndarray
     frequencies = _base_frequencies(p.theta, dim)
     wavelengths = np.float32(2 * math.pi) / frequencies
     scaled = np.where(wavelengths > p.original_positions / low, frequencies / factor, frequencies)
+    if low == high:  # Llama 4: there is nothing between the two
+        return scaled, 1.0
     smooth = (np.float32(p.original_positions) / wavelengths - np.float32(low)) / np.float32(high - low)
     blended = (np.float32(1) - smooth) * scaled / factor + smooth * scaled
     between = (wavelengths >= p.original_positions / high) & (wavelengths <= p.original_positions / low)
@@ -228,11 +236,13 @@ _KINDS = {
     "default": _Kind(frozenset(), _default),
     "linear": _Kind(frozenset({"factor"}), _linear),
     "proportional": _Kind(frozenset({"factor"}), _proportional),
-    "dynamic": _Kind(frozenset({"factor"}), _dynamic),
+    "dynamic": _Kind(frozenset({"factor", "alpha"}), _dynamic),
     "llama3": _Kind(frozenset({"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}), _llama3),
     "yarn": _Kind(
         frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned", _ORIGINAL}),
         _yarn,
     ),
-    "longrope": _Kind(frozenset({"factor", "attention_factor", "short_factor", "long_factor", _ORIGINAL}), _longrope),
+    "longrope": _Kind(
+        frozenset({"factor", "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale", _ORIGINAL}), _longrope
+    ),
 }

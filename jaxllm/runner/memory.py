@@ -19,7 +19,7 @@ from jaxllm.ops.attention import AttentionBackend, Cache
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
-from jaxllm.specs import CacheLayer, StateLayer
+from jaxllm.specs import CacheLayer, MoESpec, StateLayer
 
 # Host memory is shared with everything else on the machine: without an explicit size, take this much at most for pages.
 _CPU_CACHE_LIMIT = 2 * 2**30
@@ -279,7 +279,9 @@ def _activations(model_def: ModelDef, limits: Limits, shards: int) -> int:
     spec = model_def.spec
     widest = max((block.feed_forward.width for block in spec.blocks if block.feed_forward), default=2 * spec.width)
     itemsize = jnp.dtype(model_def.shapes[model_def.names[0]].dtype).itemsize
-    return limits.max_num_batched_tokens * (4 * spec.width + 4 * widest // shards) * max(itemsize, 4)
+    # Experts get a row of their own for each token that chose them.
+    rows = max(block.feed_forward.router.top_k if isinstance(block.feed_forward, MoESpec) else 1 for block in spec.blocks)
+    return limits.max_num_batched_tokens * (4 * rows * spec.width + 4 * widest // shards) * max(itemsize, 4)
 
 
 def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +21,9 @@ class ShardingRules:
 
     vocab: str | None = "model"
     embed: str | None = None
+    heads: str | None = "model"
     kv_heads: str | None = "model"
+    experts: str | None = "expert"
     mlp: str | None = "model"
     rows: str | None = "model"
 
@@ -74,9 +77,9 @@ class Placement:
         """Pages [N, K, ...] are split by KV head (or the like of states), unless they hold a latent that all heads share."""
         return self.sharding((None, "kv_heads") if isinstance(layer, StateLayer) or layer.is_split else ())
 
-    def put(self, array: np.ndarray, axes: tuple[str | None, ...] = ()) -> jax.Array:
-        """Place a host array; each device gets its own slice only."""
+    def put(self, array: Any, axes: tuple[str | None, ...] = ()) -> jax.Array:
+        """Place a host array, or what gives its slices when asked (`weights.rules.Stack`); each device gets its own slice only."""
         sharding = self.sharding(axes)
         if self.mesh.size == 1:
-            return jax.device_put(array, sharding)
+            return jax.device_put(np.asarray(array), sharding)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -13,9 +13,11 @@ import numpy as np
 
 from jaxllm.config import CompileConfig
 from jaxllm.core_types import CacheSpec, NewRow, Pooled, RowResult, SchedulerOutput, StepResult
+from jaxllm.errors import ConfigError
 from jaxllm.layers.pooling import pool
 from jaxllm.models.pooling import PoolingDef, PoolingModel
 from jaxllm.ops.attention.segments import Segments, attend_segments
+from jaxllm.ops.moe import sharded_experts
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.runner.buckets import Bucket, pooling_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
@@ -63,12 +65,16 @@ class PoolingProgram:
         def attend(
             q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
         ) -> tuple[jax.Array, Any]:
+            if sinks is not None or spec.latent is not None or spec.chunked:
+                raise ConfigError("pooling is not supported for models with attention sinks, latent or chunked attention")
             # What a layer would keep are its keys and values themselves: a layer that shares them finds them here.
             kept: Any = cache if k is None else (k, v)
             return attend_segments(q, kept[0], kept[1], segments, spec, mesh=self.placement.mesh, heads_axis="model"), kept
 
         caches = [None] * len(self.model_def.spec.blocks)
-        hidden, _ = model.backbone(tokens, index - segments.firsts, caches, attend, (index >= seconds[row]).astype(jnp.int32))
+        token_types = (index >= seconds[row]).astype(jnp.int32)
+        experts = sharded_experts(self.placement.mesh, experts_axis="expert", width_axis="model")
+        hidden, _ = model.backbone(tokens, index - segments.firsts, caches, attend, token_types, experts=experts)
         finite = jax.ops.segment_min(jnp.all(jnp.isfinite(hidden), axis=-1).astype(jnp.int32), rows, num_rows + 1)[:num_rows] > 0
         answers = model.head(pool(hidden, starts, segments, self.model_def.pooling.kinds))
         return answers, finite & jnp.all(jnp.isfinite(answers), axis=-1), hidden

@@ -16,7 +16,7 @@ from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend
 from jaxllm.runner.memory import page_bytes_of, shards_of
 from jaxllm.runner.mesh import Placement
-from jaxllm.specs import StateLayer
+from jaxllm.specs import MoESpec, StateLayer
 from pallas_kernels.devices import Device
 
 
@@ -41,8 +41,9 @@ class Roofline:
     """The work of steps of one model.
 
     Attributes:
-        layer_weights: elements of the matrices that every token is multiplied with. head: those of the output head, for sampled rows.
-        weight_bytes: bytes of all parameters that a step reads.
+        layer_weights: elements of the matrices that a token is multiplied with. head: those of the output head, for sampled rows.
+        weight_bytes: bytes of all parameters that a step reads, but for routed experts. expert_bytes: of those.
+        expert_share: of the experts of a layer, that each token goes to.
         kv_bytes: bytes of one position in each layer.
     """
 
@@ -51,14 +52,22 @@ class Roofline:
     layer_weights: float
     head: float
     weight_bytes: float
+    expert_bytes: float
+    expert_share: float
     kv_bytes: tuple[float, ...]
 
     @classmethod
     def of(cls, model_def: ModelDef, backend: AttentionBackend, placement: Placement, page_size: int) -> Roofline:
-        layer_weights = head = weight_bytes = 0.0
+        layer_weights = head = weight_bytes = expert_bytes = 0.0
+        routers = [block.feed_forward.router for block in model_def.spec.blocks if isinstance(block.feed_forward, MoESpec)]
+        expert_share = routers[0].top_k / routers[0].num_experts if routers else 1.0
         for name in model_def.names:
             abstract = model_def.shapes[name]
             size = math.prod(abstract.shape) / shards_of(model_def.axes[name], placement)
+            if ".experts." in name:
+                layer_weights += size * expert_share
+                expert_bytes += size * np.dtype(abstract.dtype).itemsize
+                continue
             is_head = name == ("embed.weight" if model_def.spec.tied_head else "head.weight")
             if is_head:
                 head += size
@@ -72,7 +81,7 @@ class Roofline:
             page_bytes_of(model_def, backend, layer, page_size, shards) / (1 if isinstance(layer, StateLayer) else page_size)
             for layer in model_def.cache_layers
         )
-        return cls(model_def, shards, layer_weights, head, weight_bytes, kv)
+        return cls(model_def, shards, layer_weights, head, weight_bytes, expert_bytes, expert_share, kv)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -110,4 +119,6 @@ class Roofline:
                     dims = layer.head_dim + (layer.attend.latent or layer.head_dim)  # of a key, and of a value
                     flops += 2 * block.mixer.num_heads / self.shards * dims * seen
                     kv += (min(reads, seen) + tokens) * size
-        return Work(flops, self.weight_bytes + kv + rows * self.model_def.vocab_size * 4)
+        # As many experts as so many tokens meet, if each chooses evenly.
+        experts = self.expert_bytes * (1 - (1 - self.expert_share) ** tokens)
+        return Work(flops, self.weight_bytes + experts + kv + rows * self.model_def.vocab_size * 4)

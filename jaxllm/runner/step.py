@@ -20,6 +20,7 @@ from jax import lax
 from jaxllm.core_types import CacheKind, CacheSpec
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend, Cache
+from jaxllm.ops.moe import sharded_experts
 from jaxllm.runner.batch import LAST_SAMPLED, BatchLayout, StepBatch, unpack
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SamplerOutput, SlotState, advance, choose, top_logprobs_of
@@ -71,7 +72,8 @@ class StepProgram:
         tokens = jnp.where(batch.tokens == LAST_SAMPLED, state.slots.last_token[batch.slots[row]], batch.tokens)
 
         model = self.model_def.bind(params)
-        hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch), rows=batch.states)
+        experts = sharded_experts(self.placement.mesh, experts_axis="expert", width_axis="model")
+        hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch), rows=batch.states, experts=experts)
         logits = model.logits(hidden[batch.last_tokens])
         sampled = self._sample(logits, batch, state.slots)
         slots = self._everywhere(advance(state.slots, batch.slots, batch.samples, sampled.tokens))

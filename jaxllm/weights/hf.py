@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.errors import ModelLoadError
+from jaxllm.weights.checkpoint import Checkpoint
+from jaxllm.weights.dequantize import dequantized
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -80,18 +82,21 @@ class SafetensorsCheckpoint:
         return np.frombuffer(self._maps[entry.file], entry.dtype, count, entry.offset).reshape(entry.shape)
 
 
-def open_checkpoint(directory: str | Path) -> SafetensorsCheckpoint:
+def open_checkpoint(directory: str | Path) -> Checkpoint:
     """Open the safetensors files of a Hugging Face directory.
 
     Raises:
         ModelLoadError: no safetensors files, a shard that is missing, cut off or unreadable, an index that does not describe the files.
     """
-    directory = Path(directory)
+    return dequantized(SafetensorsCheckpoint(Path(directory), _entries(Path(directory))))
+
+
+def _entries(directory: Path) -> dict[str, _Entry]:
     index = directory / _INDEX
     if index.is_file():
-        return SafetensorsCheckpoint(directory, _indexed_entries(directory, index))
+        return _indexed_entries(directory, index)
     if (directory / _SINGLE).is_file():
-        return SafetensorsCheckpoint(directory, _read_header(directory / _SINGLE))
+        return _read_header(directory / _SINGLE)
     files = sorted(directory.glob("*.safetensors"))
     # Mistral's own format, a second copy of the weights under other names.
     files = [file for file in files if not file.name.startswith("consolidated")] or files
@@ -106,7 +111,7 @@ def open_checkpoint(directory: str | Path) -> SafetensorsCheckpoint:
             if name in entries:
                 raise ModelLoadError(f"{name} is in both {entries[name].file} and {file}, and there is no {_INDEX} to say which counts")
             entries[name] = entry
-    return SafetensorsCheckpoint(directory, entries)
+    return entries
 
 
 def _indexed_entries(directory: Path, index: Path) -> dict[str, _Entry]:

@@ -1,13 +1,13 @@
 """Declarative rules from checkpoint tensors to parameters, and the loader that follows them.
 
-A family's rules name, for each parameter it may have, the checkpoint tensors it is made of and how. `bind_rules` turns them into one
-recipe a parameter of a concrete model; `load_params` reads the checkpoint by the recipes, one parameter at a time.
+A family's rules name, for each parameter it may have, the checkpoint tensors it is made of and how. `bind_rules` turns them into
+recipes for the parameters of a concrete model; `load_params` reads the checkpoint by the recipes, one parameter at a time.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,13 +25,16 @@ _LISTED = 12
 class Source:
     """One checkpoint tensor [out, in], or the `part`-th of `parts` equal pieces of it along the outputs.
 
-    `transposed` says that the checkpoint keeps it as [in, out].
+    `transposed` says that the checkpoint keeps it as [in, out], `strided` that the pieces take turns, `stacked` that the tensor has an
+    axis of experts before these.
     """
 
     name: str
     transposed: bool = False
     part: int = 0
     parts: int = 1
+    strided: bool = False
+    stacked: bool = False
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that the checkpoint must have for this source to be of `shape`."""
@@ -43,6 +46,8 @@ class Source:
             tensor = tensor.T
         if self.parts == 1:
             return tensor
+        if self.strided:
+            return tensor[self.part :: self.parts]
         size = tensor.shape[0] // self.parts
         return tensor[self.part * size : (self.part + 1) * size]
 
@@ -51,11 +56,18 @@ class Source:
 class Rule:
     """Parameter `param` is `transform` of `sources`; `{i}` in the names stands for the layer, `{j}` in a source for 0, 1, ... as many as
     the transform wants.
+
+    With `{e}` in a source, or a stacked one, the parameter is a stack of experts, and the rule describes one of them. Several rules for a
+    parameter are layouts that a checkpoint may have.
     """
 
     param: str
     sources: tuple[Source, ...]
     transform: Transform = COPY
+
+    @property
+    def is_stack(self) -> bool:
+        return any(source.stacked or "{e}" in source.name for source in self.sources)
 
 
 def rule(param: str, *sources: str | Source, transform: Transform = COPY) -> Rule:
@@ -65,12 +77,57 @@ def rule(param: str, *sources: str | Source, transform: Transform = COPY) -> Rul
 
 @dataclass(frozen=True)
 class Recipe:
-    """A rule made concrete: the tensors to read, with the shapes that this transform needs them to have."""
+    """A rule made concrete: the tensors to read, with the shapes that this transform needs them to have.
+
+    Of a stack of `num_experts`, this is the recipe of one.
+    """
 
     sources: tuple[Source, ...]
     source_shapes: tuple[tuple[int, ...], ...]
     transform: Transform
     dims: CheckpointDims
+    num_experts: int | None = None
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and stored shapes of the checkpoint tensors."""
+        for source, shape in zip(self.sources, self.source_shapes, strict=True):
+            stored = source.stored_shape(shape)
+            if source.stacked and self.num_experts is not None:
+                yield source.name, (self.num_experts, *stored)
+            else:
+                yield from ((source.name.replace("{e}", str(e)), stored) for e in range(self.num_experts or 1))
+
+    def build(self, read: Callable[[str], Any], shape: tuple[int, ...], dtype: np.dtype, expert: int = 0) -> np.ndarray:
+        """The parameter of `shape`, or one expert of it; a view of the checkpoint where nothing has to change."""
+        tensors = [read(source.name.replace("{e}", str(expert))) for source in self.sources]
+        parts = [s.take(tensor[expert] if s.stacked else tensor) for s, tensor in zip(self.sources, tensors, strict=True)]
+        array = self.transform.build(parts, shape, dtype, self.dims)
+        if dtype == np.float16 and any(part.dtype != np.float16 for part in parts) and not np.isfinite(array).all():
+            raise ModelLoadError("values that float16 cannot hold (beyond 65504); use dtype bfloat16 or float32")
+        return array
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """A parameter [E, ...] of experts. What is asked for is read then, one expert at a time, so that the whole never lies on the host."""
+
+    recipe: Recipe
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[str], Any]
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        experts = range(*index[0].indices(self.shape[0]))
+        stack: np.ndarray | None = None
+        for place, expert in enumerate(experts):
+            part = self.recipe.build(self.read, self.shape[1:], self.dtype, expert)[index[1:]]
+            stack = np.empty((len(experts), *part.shape), self.dtype) if stack is None else stack
+            stack[place] = part
+        assert stack is not None
+        return stack
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[(slice(None),)], dtype)
 
 
 @dataclass(frozen=True)
@@ -78,14 +135,14 @@ class LoadPlan:
     """How a concrete model is loaded.
 
     Attributes:
-        recipes: one for each parameter.
+        recipes: for each parameter, one for each layout that a checkpoint may have.
         prefix: what names begin with in a complete checkpoint; one saved from the bare decoder lacks it.
         ignored: patterns (full match) of tensors that carry nothing to load.
         aliases: tensors that a tied model may carry a second time, with the name of the first.
         renamed: (pattern, replacement) of beginnings of checkpoint names that have several spellings.
     """
 
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, tuple[Recipe, ...]]
     prefix: str
     ignored: tuple[str, ...]
     aliases: Mapping[str, str]
@@ -114,25 +171,31 @@ def bind_rules(
     ignored: Sequence[str] = (),
     renamed: Sequence[tuple[str, str]] = (),
 ) -> LoadPlan:
-    """One recipe for each parameter in `shapes` (name -> something with `.shape`), with the `dims` of its layer.
+    """The recipes of each parameter in `shapes` (name -> something with `.shape`), with the `dims` of its layer.
 
     Raises:
         KeyError: a parameter without a rule, which is a mistake in the family file.
     """
-    by_param = {rule.param: rule for rule in rules}
+    by_param: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_param.setdefault(rule.param, []).append(rule)
     recipes = {}
     for name, abstract in shapes.items():
         template, layer = _template(name)
-        rule, layer_dims = by_param[template], dims[int(layer or 0)]
-        source_shapes = rule.transform.source_shapes(abstract.shape, layer_dims)
-        names = [replace(source, name=source.name.replace("{i}", layer)) for source in rule.sources]
-        if "{j}" in names[0].name:
-            names = [replace(s, name=s.name.replace("{j}", str(j))) for j in range(len(source_shapes) // len(names)) for s in names]
-        recipes[name] = Recipe(tuple(names), source_shapes, rule.transform, layer_dims)
+        recipes[name] = tuple(_bind(rule, layer, abstract.shape, dims[int(layer or 0)]) for rule in by_param[template])
     aliases = {}
     if "head.weight" not in shapes and "head.weight" in by_param:
-        aliases[by_param["head.weight"].sources[0].name] = by_param["embed.weight"].sources[0].name
+        aliases[by_param["head.weight"][0].sources[0].name] = by_param["embed.weight"][0].sources[0].name
     return LoadPlan(recipes, prefix, tuple(ignored), aliases, tuple(renamed))
+
+
+def _bind(rule: Rule, layer: str, shape: tuple[int, ...], dims: CheckpointDims) -> Recipe:
+    source_shapes = rule.transform.source_shapes(shape[1:] if rule.is_stack else shape, dims)
+    sources = [replace(source, name=source.name.replace("{i}", layer)) for source in rule.sources]
+    if "{j}" in sources[0].name:
+        count = len(source_shapes) // len(sources)
+        sources = [replace(source, name=source.name.replace("{j}", str(j))) for j in range(count) for source in sources]
+    return Recipe(tuple(sources), source_shapes, rule.transform, dims, shape[0] if rule.is_stack else None)
 
 
 def _template(name: str) -> tuple[str, str]:
@@ -147,7 +210,7 @@ def load_params(model_def: Loadable, checkpoint: Checkpoint, place: Callable[[st
     Args:
         model_def: names, abstract parameters and load plan.
         checkpoint: where the tensors come from.
-        place: brings one finished parameter (the right shape and dtype) to the devices.
+        place: brings one finished parameter (the right shape and dtype) to the devices: an array, or a `Stack` of experts.
 
     Returns:
         What `place` returned, a parameter each. At most one parameter is held on the host at a time.
@@ -157,8 +220,30 @@ def load_params(model_def: Loadable, checkpoint: Checkpoint, place: Callable[[st
     """
     plan = model_def.rules
     stored = stored_names(plan, checkpoint)
-    _check_tensors(plan, checkpoint, stored)
-    return [place(name, _build(name, plan.recipes[name], model_def.shapes[name], checkpoint, stored)) for name in model_def.names]
+    recipes = {name: _present(layouts, stored) for name, layouts in plan.recipes.items()}
+    _check_tensors(plan, recipes, checkpoint, stored)
+
+    def build(name: str) -> Any:
+        recipe, abstract = recipes[name], model_def.shapes[name]
+        shape, dtype = tuple(abstract.shape), np.dtype(abstract.dtype)
+
+        def read(tensor: str) -> Any:
+            return checkpoint.read(stored[tensor])
+
+        return Stack(recipe, shape, dtype, read) if recipe.num_experts is not None else recipe.build(read, shape, dtype)
+
+    params = []
+    for name in model_def.names:
+        try:
+            params.append(place(name, build(name)))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{checkpoint.location}: {name} holds {error}") from None
+    return params
+
+
+def _present(layouts: Sequence[Recipe], stored: Mapping[str, str]) -> Recipe:
+    """The layout that the checkpoint has, or else the first."""
+    return next((recipe for recipe in layouts if all(name in stored for name, _ in recipe.tensors())), layouts[0])
 
 
 def stored_names(plan: LoadPlan, checkpoint: Checkpoint) -> dict[str, str]:
@@ -168,16 +253,16 @@ def stored_names(plan: LoadPlan, checkpoint: Checkpoint) -> dict[str, str]:
         names = {re.sub(rf"^{pattern}", replacement, full): name for full, name in names.items()}
     if any(full.startswith(plan.prefix) for full in names):
         return names
-    known = {source.name for recipe in plan.recipes.values() for source in recipe.sources}
+    known = {name for layouts in plan.recipes.values() for recipe in layouts for name, _ in recipe.tensors()}
     return {(full if full in known or full in plan.aliases else plan.prefix + full): name for full, name in names.items()}
 
 
-def _check_tensors(plan: LoadPlan, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
-    wanted = {source.name for recipe in plan.recipes.values() for source in recipe.sources}
-    missing = sorted(wanted - stored.keys())
+def _check_tensors(plan: LoadPlan, recipes: Mapping[str, Recipe], checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
+    wanted = dict(tensor for recipe in recipes.values() for tensor in recipe.tensors())
+    missing = sorted(wanted.keys() - stored.keys())
     if missing:
         hint = ""
-        head = plan.recipes.get("head.weight")
+        head = recipes.get("head.weight")
         if head is not None and head.sources[0].name in missing:
             hint = (
                 f"; {head.sources[0].name} is the output head of a model whose config says tie_word_embeddings=false: if it shares"
@@ -185,17 +270,16 @@ def _check_tensors(plan: LoadPlan, checkpoint: Checkpoint, stored: Mapping[str, 
             )
         raise ModelLoadError(f"{checkpoint.location} lacks {len(missing)} tensors of this model: {_listing(missing)}{hint}")
     ignored = re.compile("|".join(f"(?:{pattern})" for pattern in plan.ignored)) if plan.ignored else None
-    unknown = sorted(name for name in stored.keys() - wanted - plan.aliases.keys() if ignored is None or not ignored.fullmatch(name))
+    unknown = sorted(name for name in stored.keys() - wanted.keys() - plan.aliases.keys() if ignored is None or not ignored.fullmatch(name))
     if unknown:
         raise ModelLoadError(
             f"{checkpoint.location} has {len(unknown)} tensors that this model does not use: {_listing(unknown)};"
             " the config and the weights do not belong together, or the model has parts that are not supported"
         )
     wrong = [
-        f"{source.name} is {list(checkpoint.shape(stored[source.name]))}, the config needs {list(source.stored_shape(shape))}"
-        for recipe in plan.recipes.values()
-        for source, shape in zip(recipe.sources, recipe.source_shapes, strict=True)
-        if tuple(checkpoint.shape(stored[source.name])) != source.stored_shape(shape)
+        f"{name} is {list(checkpoint.shape(stored[name]))}, the config needs {list(shape)}"
+        for name, shape in wanted.items()
+        if tuple(checkpoint.shape(stored[name])) != shape
     ]
     if wrong:
         raise ModelLoadError(f"{checkpoint.location} has {len(wrong)} tensors of another shape: {_listing(wrong)}")
@@ -210,17 +294,6 @@ def _check_tensors(plan: LoadPlan, checkpoint: Checkpoint, stored: Mapping[str, 
                 f"{checkpoint.location}: the config says tie_word_embeddings=true, but {alias} differs from {name};"
                 " set tie_word_embeddings to false (hf_overrides) to use it"
             )
-
-
-def _build(name: str, recipe: Recipe, abstract: Any, checkpoint: Checkpoint, stored: Mapping[str, str]) -> np.ndarray:
-    """The parameter in its final shape and dtype; a view of the checkpoint where nothing has to change."""
-    sources = [source.take(checkpoint.read(stored[source.name])) for source in recipe.sources]
-    array = recipe.transform.build(sources, tuple(abstract.shape), np.dtype(abstract.dtype), recipe.dims)
-    if array.dtype == np.float16 and any(source.dtype != np.float16 for source in sources) and not np.isfinite(array).all():
-        raise ModelLoadError(
-            f"{checkpoint.location}: {name} holds values that float16 cannot hold (beyond 65504); use dtype bfloat16 or float32"
-        )
-    return array
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:

@@ -21,13 +21,15 @@ class CheckpointDims:
     """Sizes that the checkpoint has and the parameters may exceed: token rows (padding), KV heads and groups of states (replication).
 
     `rows` says for fused tensors of a recurrent layer what they hold for each group, in order: how many rows, and whether groups may be
-    copies.
+    copies. `key_rows` and `value_rows` of each head's projection are its key and its value, where these become parameters of their own.
     """
 
     vocab_size: int
     num_kv_heads: int
     num_groups: int = 1
     rows: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
+    key_rows: int = 0
+    value_rows: int = 0
 
 
 class Transform(Protocol):
@@ -163,11 +165,28 @@ class SplitInputs:
 
 
 @dataclass(frozen=True)
-class Flat:
-    """A vector whose entries are split into axes (a number a head)."""
+class HeadRows:
+    """The key's or the value's rows [H, rows, in] of a projection [H * (key rows + value rows), in]."""
+
+    of_value: bool
 
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        return ((math.prod(shape),),)
+        return ((shape[0] * (dims.key_rows + dims.value_rows), *shape[2:]),)
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        heads = sources[0].reshape(shape[0], -1, *shape[2:])
+        return np.ascontiguousarray(heads[:, dims.key_rows :] if self.of_value else heads[:, : dims.key_rows], dtype)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A vector whose entries are split into axes (a number a head); the checkpoint may keep it as a matrix of one row."""
+
+    is_row: bool = False
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        size = math.prod(shape)
+        return ((1, size) if self.is_row else (size,),)
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
         return np.ascontiguousarray(sources[0], dtype).reshape(shape)
@@ -250,3 +269,6 @@ GATED_QKV = FuseHeads(gated=True)
 HEAD_GATES = HeadGates()
 SPLIT_OUTPUTS = SplitOutputs()
 TAPS = SplitOutputs(taps=True)
+ROW = Flat(is_row=True)
+HEAD_KEYS = HeadRows(of_value=False)
+HEAD_VALUES = HeadRows(of_value=True)

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.build import ModelDef, define_model
+from jaxllm.ops.moe import sharded_experts
 from jaxllm.runner.mesh import Placement, make_mesh
 from jaxllm.specs import AttendSpec
 from jaxllm.weights.rules import load_params
@@ -29,6 +30,7 @@ def run_sharded(name: str, shards: int) -> tuple[ModelDef, str]:
     model = define_model(case.config, dtype="float32", tensor_parallel_size=shards, max_model_len=case.max_model_len)
     params = load_params(model, MemoryCheckpoint(case.tensors()), lambda name, array: placement.put(array, model.axes[name]))
     heads = PartitionSpec(None, "model")
+    experts = sharded_experts(placement.mesh, experts_axis="expert", width_axis="model")
 
     def attend(
         q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
@@ -44,7 +46,7 @@ def run_sharded(name: str, shards: int) -> tuple[ModelDef, str]:
 
     def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
         decoder = model.bind(params)
-        hidden, _ = decoder(ids, jnp.arange(len(ids)), empty_caches(model), attend, rows=one_row(len(ids)))
+        hidden, _ = decoder(ids, jnp.arange(len(ids)), empty_caches(model), attend, rows=one_row(len(ids)), experts=experts)
         return decoder.logits(hidden)
 
     ids = jnp.asarray(golden.sequence, jnp.int32)

@@ -15,7 +15,19 @@ from tests.runner.harness import Engine, greedy
 MAX_DELTA = 2e-4
 
 # The mathematics of every case is compared in tests/golden; here one case for each way of keeping and reading the cache.
-ENGINE_CASES = ["llama", "mistral", "mistral_window", "qwen2", "qwen3", "qwen3_types_mixed", "gemma3", "gpt2"]
+ENGINE_CASES = [
+    "llama",
+    "mistral",
+    "mistral_window",
+    "qwen2",
+    "qwen3",
+    "qwen3_types_mixed",
+    "gemma3",
+    "gpt2",
+    "gpt_oss",
+    "deepseek_v3",
+    "llama4",
+]
 
 
 @pytest.mark.heavy
@@ -43,3 +55,12 @@ def test_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> No
             checked += 1
     assert len(result.prompt_logprobs) == len(golden.prompt) - 1
     assert checked
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+def test_devices_that_share_experts_sinks_or_heads_of_a_latent_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    case, golden = CASES[name], load_golden(name)
+    engine = Engine(case.write(tmp_path), max_num_batched_tokens=24, max_num_seqs=4, tensor_parallel_size=2)
+    (result,) = engine.generate([golden.prompt], greedy(len(golden.tokens)))
+    assert result.tokens == golden.tokens.tolist()

@@ -15,6 +15,7 @@ from jaxllm.models.build import ModelDef, define_model
 from jaxllm.weights.hf import open_checkpoint
 from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint, random_tensors, tiny_config, write_model
+from tests.golden.cases import CASES
 
 
 def load(
@@ -212,3 +213,54 @@ def test_unchanged_parameter_is_a_view_of_the_file(tmp_path: Path) -> None:
         load_params(model, open_checkpoint(write_model(tmp_path)), lambda name, array: (name, array))  # type: ignore[arg-type]
     )
     assert not params["layers.0.mlp.down"].flags.owndata
+
+
+# --------------------------------------------------------------------------- experts
+
+
+def _expert_tensors(layout: str) -> dict[str, np.ndarray]:
+    """A Qwen3-MoE checkpoint, with a tensor of its own for each matrix of an expert or with stacks."""
+    tensors = CASES["qwen3_moe"].tensors()
+    if layout == "stacked":
+        for at in {name.split("experts.")[0] for name in tensors if "experts." in name}:
+            each = [{n: tensors.pop(f"{at}experts.{e}.{n}_proj.weight") for n in ("gate", "up", "down")} for e in range(8)]
+            tensors[f"{at}experts.gate_up_proj"] = np.stack([np.concatenate([e["gate"], e["up"]]) for e in each])
+            tensors[f"{at}experts.down_proj"] = np.stack([e["down"] for e in each])
+    return tensors
+
+
+def test_both_layouts_of_experts_are_the_same_model() -> None:
+    model = define_model(CASES["qwen3_moe"].config, dtype="float32", tensor_parallel_size=2)
+    own, stacked = (
+        load_params(model, MemoryCheckpoint(_expert_tensors(layout)), lambda name, array: np.asarray(array))
+        for layout in ("own", "stacked")
+    )
+    for name, a, b in zip(model.names, own, stacked, strict=True):
+        assert a.shape == model.shapes[name].shape
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def test_a_device_s_share_of_experts_is_read_without_the_others() -> None:
+    model = define_model(CASES["qwen3_moe"].config, dtype="float32", tensor_parallel_size=2)
+    checkpoint = MemoryCheckpoint(_expert_tensors("own"))
+    shares = {}
+
+    def place(name: str, array: Any) -> None:
+        if name == "layers.1.mlp.experts.gate_up":
+            checkpoint.reads.clear()
+            shares[name] = array[(slice(2, 4), slice(1, 2), slice(None), slice(None), slice(None))]
+            assert {read.split("experts.")[1].split(".")[0] for read in checkpoint.reads} == {"2", "3"}
+
+    load_params(model, checkpoint, place)
+    # Of each of the two experts, the second half of gate and up.
+    (share,) = shares.values()
+    assert share.shape == (2, 1, 2, 12, 32)
+    at = "model.layers.1.mlp.experts.3."
+    np.testing.assert_array_equal(share[1, 0, 1], checkpoint.tensors[f"{at}up_proj.weight"][12:])
+
+
+def test_a_missing_expert_is_named() -> None:
+    tensors = _expert_tensors("own")
+    del tensors["model.layers.1.mlp.experts.5.up_proj.weight"]
+    with pytest.raises(ModelLoadError, match=r"lacks 1 tensors of this model: model\.layers\.1\.mlp\.experts\.5\.up_proj\.weight"):
+        load_params(define_model(CASES["qwen3_moe"].config, dtype="float32"), MemoryCheckpoint(tensors), lambda name, array: array)

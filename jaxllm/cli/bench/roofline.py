@@ -18,6 +18,7 @@ from typing import Any
 from jaxllm.cli.bench.workload import BenchRequest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import JaxllmError
+from jaxllm.specs import FeedForwardSpec, MixerSpec, MLASpec, MoESpec
 
 MEASURE_TIMEOUT_S = 300
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,7 +37,7 @@ class Attention:
 class ModelCost:
     """What a model's work costs.
 
-    `body_params` are used by every token, `head_params` by those that predict one.
+    `body_params` are used by every token (of experts, as many as a token goes to), `head_params` by those that predict one.
     """
 
     body_params: int
@@ -82,15 +83,25 @@ def model_cost(config: EngineConfig, dtype: str) -> ModelCost:
     # An embedding is looked up, not multiplied; tied, the same table is the head.
     tables = table if spec.tied_head else 2 * table
     learned = (spec.learned_positions or 0) * spec.width
-    mixers = [block.mixer for block in spec.blocks if block.mixer]
     return ModelCost(
-        body_params=model.num_params - tables - learned,
+        body_params=model.num_params - tables - learned - sum(_idle(block.feed_forward, spec.width) for block in spec.blocks),
         head_params=table,
         bytes_per_param=BYTES[dtype],
-        attention=tuple(
-            Attention(mixer.num_heads * mixer.head_dim, 2 * mixer.num_kv_heads * mixer.head_dim, mixer.attend.window) for mixer in mixers
-        ),
+        attention=tuple(_attention(block.mixer) for block in spec.blocks if block.mixer),
     )
+
+
+def _idle(feed_forward: FeedForwardSpec | None, width: int) -> int:
+    """Parameters of the experts that a token does not go to."""
+    if not isinstance(feed_forward, MoESpec):
+        return 0
+    return (feed_forward.router.num_experts - feed_forward.router.top_k) * 3 * feed_forward.expert.width * width
+
+
+def _attention(mixer: MixerSpec) -> Attention:
+    if isinstance(mixer, MLASpec):
+        return Attention(mixer.num_heads * mixer.latent_dim, mixer.latent_dim + mixer.rope_dim, None)
+    return Attention(mixer.num_heads * mixer.head_dim, 2 * mixer.num_kv_heads * mixer.head_dim, mixer.attend.window)
 
 
 def measure_hardware() -> dict[str, Any]:

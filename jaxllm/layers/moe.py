@@ -1,0 +1,61 @@
+"""A feed-forward of experts: the router, the routed experts and the shared one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxllm.layers.mlp import MLP, gated
+from jaxllm.layers.param import param
+from jaxllm.ops.linear import linear
+from jaxllm.ops.moe import ExpertWeights, Routing, RunExperts, route
+from jaxllm.specs import MLPSpec, MoESpec
+
+
+class Experts(nnx.Module):
+    """E gated MLPs, stacked: `gate_up` [E, N, 2, F / N, M] for N groups, `down` [E, M, F], biases likewise."""
+
+    def __init__(self, num_experts: int, spec: MLPSpec, width: int, dtype: DTypeLike):
+        grouped = (num_experts, spec.groups, 2, spec.width // spec.groups)
+        self.gate_up = param((*grouped, width), ("experts", "mlp", None, None, "embed"), dtype)
+        self.gate_up_bias = param(grouped, ("experts", "mlp", None, None), dtype) if spec.bias else None
+        self.down = param((num_experts, width, spec.width), ("experts", "embed", "mlp"), dtype)
+        self.down_bias = param((num_experts, width), ("experts", "embed"), dtype) if spec.bias else None
+
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(self.gate_up[...], None if self.gate_up_bias is None else self.gate_up_bias[...], self.down[...])
+
+
+class MoE(nnx.Module):
+    """`router` [E, M], its bias and the correction [E] of the choice in float32: a rounded score sends a token to another expert."""
+
+    def __init__(self, spec: MoESpec, width: int, dtype: DTypeLike):
+        num_experts = spec.router.num_experts
+        self.spec = spec
+        self.router = param((num_experts, width), (None, "embed"), jnp.float32)
+        self.router_bias = param((num_experts,), (None,), jnp.float32) if spec.router.bias else None
+        self.correction = param((num_experts,), (None,), jnp.float32) if spec.router.correction else None
+        self.experts = Experts(num_experts, spec.expert, width, dtype)
+        self.shared = MLP(spec.shared, width, dtype) if spec.shared else None
+        self.shared_gate = param((1, width), (None, "embed"), dtype) if spec.shared_gate else None
+
+    def __call__(self, x: jax.Array, run_experts: RunExperts) -> jax.Array:
+        """x [T, M] to [T, M]."""
+        routing = self._route(x)
+        out = run_experts(x, routing, self.experts.weights(), gated(self.spec.expert), weigh_inputs=self.spec.weigh_inputs)
+        if self.experts.down_bias is not None:
+            out = out + jnp.einsum("tk,tkm->tm", routing.weights, self.experts.down_bias[...][routing.experts]).astype(out.dtype)
+        if self.shared is not None:
+            shared = self.shared(x)
+            if self.shared_gate is not None:
+                shared = shared * jax.nn.sigmoid(linear(x, self.shared_gate[...]))
+            out = out + shared
+        return out
+
+    def _route(self, x: jax.Array) -> Routing:
+        logits = jnp.einsum("tm,em->te", x.astype(jnp.float32), self.router[...], precision="highest")
+        if self.router_bias is not None:
+            logits = logits + self.router_bias[...]
+        return route(logits, self.spec.router, None if self.correction is None else self.correction[...])

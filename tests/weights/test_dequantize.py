@@ -1,0 +1,44 @@
+"""Quantized tensors are read as the numbers that they stand for."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from jaxllm.weights.dequantize import dequantized
+from tests.checkpoints import MemoryCheckpoint
+
+VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def test_mxfp4_blocks_and_scales_become_stacked_experts() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16, (2, 6, 64))  # experts, outputs, inputs
+    scales = rng.integers(120, 134, (2, 6, 2)).astype(np.uint8)
+    packed = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8).reshape(2, 6, 2, 16)
+    other = np.ones(3, np.float32)
+    checkpoint = dequantized(MemoryCheckpoint({"e.down_blocks": packed, "e.down_scales": scales, "norm": other}))
+
+    signed = np.array([*VALUES, *(-v for v in VALUES)])
+    want = signed[codes] * np.repeat(2.0 ** (scales.astype(int) - 127), 32, axis=-1)
+    assert list(checkpoint.names()) == ["norm", "e.down"]
+    assert (checkpoint.shape("e.down"), checkpoint.dtype("e.down").name) == ((2, 64, 6), "bfloat16")
+    for expert in range(2):
+        np.testing.assert_array_equal(checkpoint.read("e.down")[expert].astype(np.float64), want[expert].T)
+    assert checkpoint.read("norm") is other
+
+
+def test_fp8_squares_are_multiplied_by_their_scales() -> None:
+    rng = np.random.default_rng(1)
+    stored = rng.normal(size=(200, 300)).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.1, 2.0, (2, 3)).astype(np.float32)
+    checkpoint = dequantized(MemoryCheckpoint({"w": stored, "w_scale_inv": scales}))
+    assert list(checkpoint.names()) == ["w"]
+    assert checkpoint.dtype("w") == np.float32
+    want = stored.astype(np.float32) * np.kron(scales, np.ones((128, 128), np.float32))[:200, :300]
+    np.testing.assert_array_equal(checkpoint.read("w"), want)
+
+
+def test_a_checkpoint_without_them_is_left_alone() -> None:
+    checkpoint = MemoryCheckpoint({"a": np.ones(2), "x_blocks": np.ones(3)})
+    assert dequantized(checkpoint) is checkpoint
