@@ -1,8 +1,9 @@
-"""Make tests/golden/pooling.npz: what transformers computes for the tiny checkpoints of tests/golden/pooling_cases.py.
+"""Make tests/golden/pooling.npz: what transformers computes for the tiny checkpoints of tests/golden/pooling_cases.py; or, of a directory
+with all-MiniLM-L6-v2, tests/golden/minilm.npz.
 
 Run where torch and transformers are installed (they are no dependencies of the project):
 
-    python scripts/make_pooling_golden.py
+    python scripts/make_pooling_golden.py [DIRECTORY]
 """
 
 from __future__ import annotations
@@ -27,9 +28,31 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_grad_enabled(False)
+    if sys.argv[1:]:
+        make_minilm(Path(sys.argv[1]))
+        return
     arrays = {f"{name}.{i}": answer for name, case in CASES.items() for i, answer in enumerate(answers(case))}
     np.savez_compressed(PATH, **arrays)
     print(f"{len(CASES)} cases, {PATH.stat().st_size} bytes")
+
+
+def make_minilm(directory: Path) -> None:
+    """As sentence-transformers does it: the first 256 tokens, the mean of their hidden states, normalised."""
+    texts = sentences()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+    rows = []
+    for text in texts:
+        hidden = model(**tokenizer(text, truncation=True, max_length=256, return_tensors="pt")).last_hidden_state[0]
+        rows.append(torch.nn.functional.normalize(hidden.mean(0), dim=0).numpy())
+    np.savez_compressed(PATH.with_name("minilm.npz"), texts=np.array(texts), embeddings=np.array(rows))
+
+
+def sentences() -> list[str]:
+    """Of one word to more than the model reads, with capitals, accents, signs and characters that it does not know."""
+    story = "It was a bright cold day in April, and the clocks were striking thirteen; a vile wind blew over 42 roofs. "
+    short = ["Hello", "hello", "What's the capital of France?", "Paris is the capital of France.", "def f(x): return x ** 2"]
+    return [*short, "Ünïcödé Ärger, naïve café", "数学は楽しい", "🙂 ok", *(story * count for count in (1, 3, 8, 20))]
 
 
 def answers(case: PoolingCase) -> list[np.ndarray]:

