@@ -158,7 +158,8 @@ def open_weights(config: EngineConfig, files: ModelFiles) -> Checkpoint | None:
 
 
 def compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoint | None, platform: str) -> str:
-    """The dtype asked for; for "auto" the checkpoint's, or for GGUF files the one that the platform is best at."""
+    """The dtype asked for; for "auto" the checkpoint's, or for GGUF files and for experts the one that the platform is best at."""
+    from jaxllm.models.experts import has_experts
     from jaxllm.models.registry import FAMILIES
 
     if config.model.dtype != "auto":
@@ -170,6 +171,9 @@ def compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoin
     if stored == "float16" and family is not None and not family.float16:
         logger.warning("the checkpoint is float16, whose range this model's activations exceed: computing in bfloat16")
         return "bfloat16"
+    if stored == "bfloat16" and platform == "cpu" and family is not None and has_experts(family, files.config):
+        logger.info("computing in float32: on CPU, bfloat16 experts would all be converted in every step; dtype bfloat16 halves the memory")
+        return "float32"
     return stored if stored in _COMPUTE_DTYPES else "float32"
 
 

@@ -40,3 +40,5 @@ PHIMOE = Family(
     ignored=IGNORED,
     harmless_keys=TRAINING_KEYS,
 )
+# As transformers spells it.
+PHIMOE_RESPELT = replace(PHIMOE, architecture="PhimoeForCausalLM")

@@ -75,6 +75,14 @@ RELATIVES = {
     "Gemma4ForConditionalGeneration": lambda: text_half(
         "gemma4", "Gemma4ForConditionalGeneration", (r"^model\.", "model.language_model."), image_token_id=120, tie_word_embeddings=True
     ),
+    "Llama4ForConditionalGeneration": lambda: text_half(
+        "llama4",
+        "Llama4ForConditionalGeneration",
+        (r"^", "language_model."),
+        image_token_index=120,
+        boi_token_index=121,
+        eoi_token_index=122,
+    ),
     "Mistral3ForConditionalGeneration": lambda: text_half(
         "ministral3", "Mistral3ForConditionalGeneration", (r"^", "language_model."), spatial_merge_size=2
     ),

@@ -11,13 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, ModelLoadError
+from jaxllm.launch import compute_dtype
+from jaxllm.model_files import ModelFiles
 from jaxllm.models.build import define_model
 from jaxllm.models.registry import FAMILIES
 from jaxllm.specs import DecoderSpec
 from tests.checkpoints import tiny_config
 from tests.golden.case import Case
-from tests.golden.cases import BY_ARCHITECTURE
+from tests.golden.cases import BY_ARCHITECTURE, CASES
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -344,3 +347,13 @@ def test_partly_rotated_heads_are_refused_where_the_config_says_so() -> None:
     with pytest.raises(ModelLoadError, match="partial_rotary_factor other than 1"):
         define(tiny_config(partial_rotary_factor=0.5))
     define(tiny_config(partial_rotary_factor=1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "dtype"), [("mixtral", "cpu", "float32"), ("mixtral", "tpu", "bfloat16"), ("llama", "cpu", "bfloat16")]
+)
+def test_experts_are_computed_in_float32_on_cpu_unless_asked_otherwise(name: str, platform: str, dtype: str) -> None:
+    config = CASES[name].config | {"dtype": "bfloat16"}
+    files = ModelFiles(kind="hf", path=Path(), config=config, generation_config={}, name="m", tokenizer_path=Path())
+    assert compute_dtype(EngineConfig.from_options(model="m"), files, None, platform) == dtype
+    assert compute_dtype(EngineConfig.from_options(model="m", dtype="bfloat16"), files, None, platform) == "bfloat16"

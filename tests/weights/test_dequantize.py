@@ -5,8 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from jaxllm.models.build import define_model
 from jaxllm.weights.dequantize import dequantized
+from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint
+from tests.golden.cases import CASES
 
 VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
@@ -42,3 +45,24 @@ def test_fp8_squares_are_multiplied_by_their_scales() -> None:
 def test_a_checkpoint_without_them_is_left_alone() -> None:
     checkpoint = MemoryCheckpoint({"a": np.ones(2), "x_blocks": np.ones(3)})
     assert dequantized(checkpoint) is checkpoint
+
+
+def test_gpt_oss_loads_from_mxfp4_as_from_plain_tensors() -> None:
+    rng = np.random.default_rng(2)
+    model = define_model(CASES["gpt_oss"].config | {"intermediate_size": 32}, dtype="bfloat16")
+    plain = {
+        name: rng.normal(size=shape).astype(np.float32) for layouts in model.rules.recipes.values() for name, shape in layouts[-1].tensors()
+    }
+    packed = dict(plain)
+    for name in [name for name in plain if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = packed.pop(name).shape
+        packed[f"{name}_blocks"] = rng.integers(0, 256, (experts, outputs, inputs // 32, 16)).astype(np.uint8)
+        packed[f"{name}_scales"] = rng.integers(120, 128, (experts, outputs, inputs // 32)).astype(np.uint8)
+    checkpoint = dequantized(MemoryCheckpoint(packed))
+    for name in plain:
+        if name not in packed:
+            plain[name] = np.stack([checkpoint.read(name)[e] for e in range(len(packed[f"{name}_blocks"]))])
+
+    packed_params, params = (load_params(model, c, lambda name, array: np.asarray(array)) for c in (checkpoint, MemoryCheckpoint(plain)))
+    for name, a, b in zip(model.names, packed_params, params, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)

@@ -99,7 +99,7 @@ CASES = (
     Case(
         "phimoe_longrope",
         llama_like(
-            "PhiMoEForCausalLM",
+            "PhimoeForCausalLM",
             "phimoe",
             **_MIXTRAL,
             rope_theta=None,
