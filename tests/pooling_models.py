@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.numpy import save_file
 
 from jaxllm.models.pooling import define_pooling
-from tests.golden.pooling_cases import random_tensor
+from tests.runner.pooling import random_checkpoint
 
 WORDS = [
     *("a", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "quick", "brown", "fox"),
@@ -27,12 +27,7 @@ def ids_of(text: str) -> list[int]:
 def write_pooling_model(directory: Path, config: dict[str, Any], *, specials: bool = True) -> Path:
     """Write config.json, the tensors that the model loads, and the tokenizer; with `specials`, as a BERT has it."""
     directory.mkdir(parents=True, exist_ok=True)
-    model = define_pooling(config, dtype="float32")
-    tensors = {
-        source.name: random_tensor(source.name, source.stored_shape(shape))
-        for recipe in model.rules.recipes.values()
-        for source, shape in zip(recipe.sources, recipe.source_shapes, strict=True)
-    }
+    tensors = random_checkpoint(define_pooling(config, dtype="float32")).tensors
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     write_word_tokenizer(directory, specials=specials)

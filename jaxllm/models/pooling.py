@@ -18,7 +18,7 @@ from jaxllm.layers.pooling import Dense
 from jaxllm.models.bert import BERT, CAMEMBERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from jaxllm.models.build import ModelDef, abstract, checkpoint_dims, ignored_names, shard
 from jaxllm.models.decoder import Decoder
-from jaxllm.models.family import Family, change_attend
+from jaxllm.models.family import Family, change_attend, change_attention
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.modernbert import MODERNBERT
 from jaxllm.models.nomic import NOMIC
@@ -105,8 +105,7 @@ def define_pooling(
     config = HFConfig(hf_config)
     logical = family.to_spec(config, max_model_len)
     _check_attention(logical, f"{stem}{suffix}")
-    if config.get("is_causal") is False:
-        logical = change_attend(logical, causal=False)
+    logical = _seeing_ahead(logical, config)
     classifies = suffix in _CLASSIFIERS if convert == "auto" else convert == "classify"
     if classifies and suffix not in _CLASSIFIERS and token_ids is None:
         raise ConfigError(
@@ -165,6 +164,19 @@ def _check_attention(spec: DecoderSpec, architecture: str) -> None:
         raise ModelLoadError(
             f"{architecture}: attention with ALiBi, sinks, chunks or latents, and recurrent layers are not supported for pooling yet"
         )
+
+
+def _seeing_ahead(spec: DecoderSpec, config: HFConfig) -> DecoderSpec:
+    """The spec with attention to both sides, where the config of a decoder that became an encoder says so."""
+    if config.flag("use_bidirectional_attention", False):
+        # Gemma's windows are split between the sides, and have the token itself besides.
+        def split(i: int, mixer: AttentionSpec) -> AttentionSpec:
+            window = mixer.attend.window
+            return replace(mixer, attend=replace(mixer.attend, window=window and window // 2 + 1))
+
+        spec = change_attention(spec, split)
+        return change_attend(spec, causal=False)
+    return change_attend(spec, causal=False) if config.get("is_causal") is False else spec
 
 
 def _find(stem: str) -> tuple[Family, bool]:

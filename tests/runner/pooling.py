@@ -23,10 +23,10 @@ from tests.golden.pooling_cases import random_tensor
 def random_checkpoint(model: PoolingDef, *, bare: bool = False) -> MemoryCheckpoint:
     """Every tensor that the model loads, by the names that a checkpoint of the whole model or of the `bare` backbone has."""
     tensors = {}
-    for recipe in model.rules.recipes.values():
-        for source, shape in zip(recipe.sources, recipe.source_shapes, strict=True):
-            name = source.name.removeprefix(model.rules.prefix) if bare else source.name
-            tensors[name] = random_tensor(name, source.stored_shape(shape))
+    for recipes in model.rules.recipes.values():
+        for full, shape in recipes[0].tensors():
+            name = full.removeprefix(model.rules.prefix) if bare else full
+            tensors[name] = random_tensor(name, shape)
     return MemoryCheckpoint(tensors)
 
 
