@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from jaxllm.config import EngineConfig
 from jaxllm.engine.front import Front
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.pooling_processor import PoolingPrompt, cosine, matched_texts, pair_prompts
@@ -33,6 +34,7 @@ class PoolingMethods:
     (nothing was computed then), and RequestFailedError where the engine failed a request.
     """
 
+    config: EngineConfig
     _front: Front
     _ids: Iterator[str]
 
@@ -106,21 +108,31 @@ class PoolingMethods:
         first, second = matched_texts(data_1, data_2, ("data_1", "data_2"))
         if "embed" not in pooling.tasks:
             pooling.check_scores()
-            outputs = self._encode(pair_prompts(pooling, first, second), pooling_params, "classify", truncate_prompt_tokens, use_tqdm)
+            templated = self.config.model.chat_template is not None
+            pairs = pair_prompts(pooling, self._front.tokenizer, first, second, templated=templated)
+            outputs = self._encode(pairs, pooling_params, "classify", truncate_prompt_tokens, use_tqdm, special=not templated)
             return [_as(ScoringRequestOutput, output, ScoringOutput(float(output.outputs.data[0]))) for output in outputs]
         texts = list(dict.fromkeys((*first, *second)))
         found = dict(zip(texts, self._encode(texts, pooling_params, "embed", truncate_prompt_tokens, use_tqdm), strict=True))
         return [_cosine(found[one], found[other]) for one, other in zip(first, second, strict=True)]
 
     def _encode(
-        self, prompts: Sequence[PoolingPrompt], params: _Params, task: str | None, truncate: int | None, use_tqdm: Progress
+        self,
+        prompts: Sequence[PoolingPrompt],
+        params: _Params,
+        task: str | None,
+        truncate: int | None,
+        use_tqdm: Progress,
+        *,
+        special: bool = True,
     ) -> list[PoolingRequestOutput]:
         processor = self._front.pooling
         given = PoolingParams() if params is None else params
         each = [given] * len(prompts) if isinstance(given, PoolingParams) else list(given)
         same_length("pooling_params", each, prompts)
         requests = [
-            processor.process(next(self._ids), prompt, _completed(one, task, truncate)) for prompt, one in zip(prompts, each, strict=True)
+            processor.process(next(self._ids), prompt, _completed(one, task, truncate), add_special_tokens=special)
+            for prompt, one in zip(prompts, each, strict=True)
         ]
         return self._pool(requests, use_tqdm)
 

@@ -153,6 +153,10 @@ def test_a_reranker_made_of_two_tokens_scores_as_they_are_weighed_in_generation(
 
     with start(tmp_path, hf_overrides=override) as llm:
         found = [score.outputs.score for score in llm.score("the cat sat", ["good film", "moon"], use_tqdm=False)]
+    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    with start(tmp_path, hf_overrides=override, chat_template=template) as llm:
+        (templated,) = llm.score("the cat", "moon", use_tqdm=False)
+        assert templated.prompt_token_ids == [1, *ids_of("the cat"), 1, *ids_of("moon")]
     with start(tmp_path) as llm:
         params = SamplingParams(max_tokens=1, logprob_token_ids=[no, yes])
         outputs = llm.generate([[*ids_of("the cat"), 1, *ids_of("film")], [*ids_of("the cat"), 1]], params, use_tqdm=False)

@@ -165,10 +165,22 @@ class PoolingProcessor:
         return list(token_ids[:limit] if params.truncation_side == "right" else token_ids[-limit:])
 
 
-def pair_prompts(pooling: PoolingInfo, queries: Sequence[str], documents: Sequence[str]) -> list[PoolingPrompt]:
-    """What a cross-encoder reads for each query and document: both with the tokenizer's separators between, or one text after the other."""
-    pairs = zip(queries, documents, strict=True)
-    return [Pair(query, document) if pooling.pairs else query + document for query, document in pairs]
+def pair_prompts(
+    pooling: PoolingInfo, tokenizer: Tokenizer, queries: Sequence[str], documents: Sequence[str], *, templated: bool
+) -> list[PoolingPrompt]:
+    """What a cross-encoder reads for each query and document: both with the tokenizer's separators between, or one text after the other.
+
+    `templated`: the user gave a chat template, which puts a query and a document (messages of these roles) together, special tokens
+    included.
+    """
+
+    def together(query: str, document: str) -> PoolingPrompt:
+        if templated:
+            messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            return tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+        return Pair(query, document) if pooling.pairs else query + document
+
+    return [together(query, document) for query, document in zip(queries, documents, strict=True)]
 
 
 def matched_texts(first: Any, second: Any, names: tuple[str, str]) -> tuple[list[str], list[str]]:

@@ -182,7 +182,9 @@ def _announce(state: ServerState, url: str) -> None:
     socket_option = f"--unix-socket {state.config.uds} " if state.config.uds else ""
     key = '-H "Authorization: Bearer $JAXLLM_API_KEY" ' if state.config.api_keys else ""
     route, body = f"{url}/v1/chat/completions", f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    if state.serving.engine.tokenizer.chat_template is None:
+    if (pooling := state.serving.engine.info.pooling) is not None:
+        route, body = f"{url}/{'v1/embeddings' if 'embed' in pooling.tasks else 'pooling'}", f'{{"model": "{model}", "input": "Hello!"}}'
+    elif state.serving.engine.tokenizer.chat_template is None:
         route, body = f"{url}/v1/completions", f'{{"model": "{model}", "prompt": "Once upon a time"}}'
     print(
         f"\nServing {model} at {url} (docs: {url}/docs). Try:\n\n"

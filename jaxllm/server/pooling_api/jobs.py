@@ -135,7 +135,9 @@ async def run_scores(
     special = body.add_special_tokens is not False
     if "embed" not in pooling.tasks:
         pooling.check_scores()
-        prompts = pair_prompts(pooling, first, second)
+        templated = state.serving.engine.config.model.chat_template is not None
+        prompts = pair_prompts(pooling, state.serving.engine.tokenizer, first, second, templated=templated)
+        special = special and not templated
         job = await run_prompts(state, request, body, prompts, body.params("classify"), prefix, names[1], add_special_tokens=special)
         return job, [float(array[0]) for array in job.arrays]
     each = list(dict.fromkeys((*first, *second)))
