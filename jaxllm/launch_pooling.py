@@ -133,7 +133,8 @@ def _limits(config: EngineConfig, model_def: PoolingDef, platform: str) -> tuple
         logger.info("prompts may have %d tokens, of the %d that the model is made for; max_model_len allows more", longest, own)
     on_cpu = platform == "cpu"
     return longest, Limits(
-        max_num_seqs=config.scheduler.max_num_seqs or (128 if on_cpu else 512),
+        # Two steps of short prompts, since one is in flight while the next is put together.
+        max_num_seqs=config.scheduler.max_num_seqs or (256 if on_cpu else 1024),
         max_num_batched_tokens=budget or max(longest, 1024 if on_cpu else 8192),
         page_size=config.cache.block_size or 16,
     )
