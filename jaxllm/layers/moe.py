@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.layers.mlp import MLP, gated
+from jaxllm.layers.mlp import ACTIVATIONS, MLP, gated
 from jaxllm.layers.param import param
 from jaxllm.ops.linear import linear
 from jaxllm.ops.moe import ExpertWeights, Routing, RunExperts, route
@@ -15,10 +15,10 @@ from jaxllm.specs import MLPSpec, MoESpec
 
 
 class Experts(nnx.Module):
-    """E gated MLPs, stacked: `gate_up` [E, N, 2, F / N, M] for N groups, `down` [E, M, F], biases likewise."""
+    """E MLPs, stacked: `gate_up` [E, N, 2, F / N, M] for N groups (1 for 2 where not gated), `down` [E, M, F], biases likewise."""
 
     def __init__(self, num_experts: int, spec: MLPSpec, width: int, dtype: DTypeLike):
-        grouped = (num_experts, spec.groups, 2, spec.width // spec.groups)
+        grouped = (num_experts, spec.groups, 1 + spec.gated, spec.width // spec.groups)
         self.gate_up = param((*grouped, width), ("experts", "mlp", None, None, "embed"), dtype)
         self.gate_up_bias = param(grouped, ("experts", "mlp", None, None), dtype) if spec.bias else None
         self.down = param((num_experts, width, spec.width), ("experts", "embed", "mlp"), dtype)
@@ -44,7 +44,9 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array, run_experts: RunExperts) -> jax.Array:
         """x [T, M] to [T, M]."""
         routing = self._route(x)
-        out = run_experts(x, routing, self.experts.weights(), gated(self.spec.expert), weigh_inputs=self.spec.weigh_inputs)
+        expert = self.spec.expert
+        gate = gated(expert) if expert.gated else ACTIVATIONS[expert.activation]
+        out = run_experts(x, routing, self.experts.weights(), gate, weigh_inputs=self.spec.weigh_inputs)
         if self.experts.down_bias is not None:
             out = out + jnp.einsum("tk,tkm->tm", routing.weights, self.experts.down_bias[...][routing.experts]).astype(out.dtype)
         if self.shared is not None:

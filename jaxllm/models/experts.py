@@ -53,7 +53,7 @@ def expert_rules(
     router: str = "gate",
     correction: str = "gate.e_score_correction_bias",
     correction_as: Transform = COPY,
-    each: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    each: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj"),
     layout: Literal["halves", "transposed", "alternating"] = "halves",
     shared: str | None = None,
@@ -63,30 +63,32 @@ def expert_rules(
 
     Args:
         at: what the names begin with.
-        each: gate, up and down of an expert that has tensors of its own, `experts.{e}.NAME.weight`.
+        each: gate, up and down of an expert that has tensors of its own, `experts.{e}.NAME.weight`; without the first where not gated.
         stacked: gate and up, and down, of all experts in one tensor.
         layout: how these keep gate and up: as halves [E, 2F, M], as [E, M, 2F], or so with columns that take turns.
         shared: the beginning of the shared expert's names.
         shared_gate: of the projection that gates it.
     """
     transposed, strided = layout != "halves", layout == "alternating"
-    both = [Source(at + stacked[0], transposed, part, 2, strided, stacked=True) for part in range(2)]
+    parts = len(each) - 1
+    both = [Source(at + stacked[0], transposed, part, parts, strided, stacked=True) for part in range(parts)]
     biases = [replace(source, name=f"{source.name}_bias", transposed=False) for source in both]
     own = [f"{at}experts.{{e}}.{name}.weight" for name in each]
     rules = [
         rule("router", f"{at}{router}.weight"),
         rule("router_bias", f"{at}{router}.bias"),
         rule("correction", at + correction, transform=correction_as),
-        rule("experts.gate_up", *own[:2], transform=INTERLEAVE),
+        rule("experts.gate_up", *own[:-1], transform=INTERLEAVE),
         rule("experts.gate_up", *both, transform=INTERLEAVE),
         rule("experts.gate_up_bias", *biases, transform=INTERLEAVE),
-        rule("experts.down", own[2]),
+        rule("experts.down", own[-1]),
         rule("experts.down", Source(at + stacked[1], transposed, stacked=True)),
         rule("experts.down_bias", Source(f"{at}{stacked[1]}_bias", stacked=True)),
     ]
     if shared is not None:
         gate_up = [f"{at}{shared}.{name}_proj.weight" for name in ("gate", "up")]
-        rules += [rule("shared.gate_up", *gate_up, transform=INTERLEAVE), rule("shared.down", f"{at}{shared}.down_proj.weight")]
+        rules += [rule("shared.gate_up", *gate_up, transform=INTERLEAVE), rule("shared.up", gate_up[1])]
+        rules.append(rule("shared.down", f"{at}{shared}.down_proj.weight"))
     if shared_gate is not None:
         rules.append(rule("shared_gate", f"{at}{shared_gate}.weight"))
     return tuple(replace(r, param=f"layers.{{i}}.mlp.{r.param}") for r in rules)

@@ -14,15 +14,19 @@ from jaxllm.weights.rules import Source, rule
 from jaxllm.weights.transforms import INTERLEAVE
 
 
-def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+def granite_experts(config: HFConfig) -> MoESpec:
+    """Its feed-forward."""
     router = RouterSpec(config.size("num_local_experts", 8), config.size("num_experts_per_tok", 2), normalised=True)
     shared = config.get("shared_intermediate_size", 0)
-    moe = MoESpec(router, expert_mlp(config, config.size("intermediate_size")), shared=expert_mlp(config, shared) if shared else None)
-    return with_experts(granite_like(config, max_model_len), moe)
+    return MoESpec(router, expert_mlp(config, config.size("intermediate_size")), shared=expert_mlp(config, shared) if shared else None)
+
+
+def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    return with_experts(granite_like(config, max_model_len), granite_experts(config))
 
 
 _AT, _SHARED = "model.layers.{i}.block_sparse_moe.", "model.layers.{i}.shared_mlp."
-_RULES = (
+GRANITE_MOE_RULES = (
     *RULES,
     *expert_rules(at=_AT, router="router.layer", stacked=("input_linear.weight", "output_linear.weight")),
     rule(
@@ -33,5 +37,5 @@ _RULES = (
     rule("layers.{i}.mlp.shared.down", f"{_SHARED}output_linear.weight"),
 )
 
-GRANITE_MOE = Family("GraniteMoeForCausalLM", _spec, _RULES, prefix="model.", ignored=IGNORED, harmless_keys=TRAINING_KEYS)
+GRANITE_MOE = Family("GraniteMoeForCausalLM", _spec, GRANITE_MOE_RULES, prefix="model.", ignored=IGNORED, harmless_keys=TRAINING_KEYS)
 GRANITE_MOE_SHARED = replace(GRANITE_MOE, architecture="GraniteMoeSharedForCausalLM")

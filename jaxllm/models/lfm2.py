@@ -10,7 +10,7 @@ from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import IGNORED, llama_like
 from jaxllm.models.names import decoder_rules
 from jaxllm.models.state_names import short_conv_rules
-from jaxllm.specs import BlockSpec, DecoderSpec, MLPSpec, NormSpec, ShortConvSpec
+from jaxllm.specs import BlockSpec, DecoderSpec, NormSpec, ShortConvSpec
 
 
 def _mlp_width(config: HFConfig) -> int:
@@ -36,13 +36,19 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     width = config.size("hidden_size")
     norm = NormSpec("rms", config.number("norm_eps", 1e-5))
     spec = llama_like(
-        config, max_model_len, default_positions=128000, default_theta=1e6, norm=norm, qk_norm=True, activation="silu", tied=True
+        config,
+        max_model_len,
+        default_positions=128000,
+        default_theta=1e6,
+        norm=norm,
+        qk_norm=True,
+        activation="silu",
+        mlp_width=_mlp_width(config),
+        tied=True,
     )
-    mlp = MLPSpec(_mlp_width(config), "silu")
     conv = ShortConvSpec(width, config.size("conv_L_cache", 3), config.flag("conv_bias", False))
 
     def block(block: BlockSpec, kind: str) -> BlockSpec:
-        block = replace(block, feed_forward=mlp)
         return block if kind == "full_attention" else replace(block, mixer=None, recurrent=conv)
 
     blocks = tuple(block(*pair) for pair in zip(spec.blocks, _layer_types(config), strict=True))

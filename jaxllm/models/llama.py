@@ -29,6 +29,7 @@ def llama_like(
     qk_norm: bool = False,
     activation: Activation | None = None,
     gated: bool = True,
+    mlp_width: int | None = None,
     tied: bool = False,
 ) -> DecoderSpec:
     """The spec of a decoder built like Llama, under Llama's config keys.
@@ -47,6 +48,7 @@ def llama_like(
         qk_norm: whether heads of queries and keys are normalised.
         activation: None: as `hidden_act` says.
         gated: whether the feed-forward has a gate.
+        mlp_width: None: as `intermediate_size` says.
         tied: whether the head is the embedding where the config does not say.
     """
     heads, kv_heads, head_dim = head_sizes(config)
@@ -69,7 +71,7 @@ def llama_like(
         qk_norm=norm if qk_norm else None,
     )
     activation = activation or config.choice("hidden_act", ACTIVATIONS, "silu")
-    block = BlockSpec(attention, MLPSpec(config.size("intermediate_size"), activation, gated, mlp_bias), norm, placement)
+    block = BlockSpec(attention, MLPSpec(mlp_width or config.size("intermediate_size"), activation, gated, mlp_bias), norm, placement)
     spec = DecoderSpec(
         width=config.size("hidden_size"),
         vocab_size=config.size("vocab_size"),

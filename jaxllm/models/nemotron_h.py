@@ -1,17 +1,20 @@
-"""Nemotron-H: each layer is one of Mamba 2, attention without positions, or a plain feed-forward."""
+"""Nemotron-H: each layer is one of Mamba 2, attention without positions, and feed-forwards without gates, plain or of experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxllm.errors import ModelLoadError
+from jaxllm.models.experts import TRAINING_KEYS, expert_rules
 from jaxllm.models.family import ACTIVATIONS, Family, head_sizes
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.mamba import HARMLESS, dt_limits
 from jaxllm.models.state_names import mamba2_rules
-from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, Mamba2Spec, MLPSpec, NormSpec
+from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, Mamba2Spec, MLPSpec, MoESpec, NormSpec, RouterSpec
 from jaxllm.weights.rules import rule
 from jaxllm.weights.transforms import FUSE_QKV, SPLIT_INPUTS, TOKEN_ROWS
 
-_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp"}
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _TYPES = {"linear_attention": "mamba", "full_attention": "attention", **{kind: kind for kind in _LETTERS.values()}}
 
 
@@ -56,19 +59,40 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
         gated=False,
         bias=config.flag("mlp_bias", False),
     )
+    kinds = _kinds(config)
     blocks = {
         "mamba": BlockSpec(None, None, norm, recurrent=mamba),
         "attention": BlockSpec(attention, None, norm),
         "mlp": BlockSpec(None, mlp, norm),
     }
+    if "moe" in kinds:
+        blocks["moe"] = BlockSpec(None, _experts(config, mlp), norm)
     return DecoderSpec(
         width=config.size("hidden_size"),
         vocab_size=config.size("vocab_size"),
-        blocks=tuple(blocks[kind] for kind in _kinds(config)),
+        blocks=tuple(blocks[kind] for kind in kinds),
         final_norm=norm,
         tied_head=config.flag("tie_word_embeddings", False),
         max_positions=config.size("max_position_embeddings", 4096),
     )
+
+
+def _experts(config: HFConfig, mlp: MLPSpec) -> MoESpec:
+    config.expect("moe_latent_size", None)
+    config.expect("n_shared_experts", 1)
+    router = RouterSpec(
+        config.size("n_routed_experts", 8),
+        config.size("num_experts_per_tok", 2),
+        scores="sigmoid",
+        normalised=config.flag("norm_topk_prob", True),
+        correction=True,
+        groups=config.size("n_group", 1),
+        top_groups=config.size("topk_group", 1),
+        group_top=2,
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
+    expert, shared = (config.size(key) for key in ("moe_intermediate_size", "moe_shared_expert_intermediate_size"))
+    return MoESpec(router, replace(mlp, width=expert), shared=replace(mlp, width=shared))
 
 
 _LAYER, _PARAM = "backbone.layers.{i}", "layers.{i}"
@@ -80,15 +104,21 @@ _RULES = (
     rule(f"{_PARAM}.attention.out", f"{_LAYER}.mixer.o_proj.weight", transform=SPLIT_INPUTS),
     *(rule(f"{_PARAM}.mlp.{x}", f"{_LAYER}.mixer.{x}_proj.weight") for x in ("up", "down")),
     *(rule(f"{_PARAM}.mlp.{x}_bias", f"{_LAYER}.mixer.{x}_proj.bias") for x in ("up", "down")),
+    *expert_rules(
+        at=f"{_LAYER}.mixer.",
+        each=("up_proj", "down_proj"),
+        stacked=("experts.up_proj", "experts.down_proj"),
+        shared="shared_experts",
+    ),
     rule("final_norm.weight", "backbone.norm_f.weight"),
     rule("head.weight", "lm_head.weight", transform=TOKEN_ROWS),
 )
-# The rotation is not used; the rest is of training, precision, experts that there are none of, and implementations.
+# The rotation is not used; keys of experts are there where no layer has any.
 _HARMLESS = (
-    *HARMLESS, "partial_rotary_factor", "rope_theta", "norm_eps", "rms_norm_eps", "time_step_rank", "mamba_ssm_cache_dtype",
+    *HARMLESS, *TRAINING_KEYS, "partial_rotary_factor", "rope_theta", "norm_eps", "rms_norm_eps", "time_step_rank", "mamba_ssm_cache_dtype",
     "num_query_groups", "mlp_bias", "moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type",
     "mtp_hybrid_override_pattern", "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size",
-    "moe_latent_size", "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob", "output_router_logits",
+    "moe_latent_size", "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
 )  # fmt: skip
 
 NEMOTRON_H = Family(

@@ -19,9 +19,11 @@ from jaxllm.models.glm import GLM, GLM4
 from jaxllm.models.gpt2 import GPT2, GPT_BIGCODE
 from jaxllm.models.gpt_neox import GPT_NEOX, GPTJ
 from jaxllm.models.gpt_oss import GPT_OSS
+from jaxllm.models.granite_hybrid import GRANITE_HYBRID
 from jaxllm.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from jaxllm.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from jaxllm.models.internlm2 import INTERNLM2
+from jaxllm.models.jamba import JAMBA
 from jaxllm.models.layer_norm_kin import APERTUS, ARCEE, NEMOTRON, STABLELM, STARCODER2
 from jaxllm.models.lfm2 import LFM2
 from jaxllm.models.llama import LLAMA
@@ -36,7 +38,7 @@ from jaxllm.models.opt import OPT
 from jaxllm.models.phi import PHI, PHI3
 from jaxllm.models.phimoe import PHIMOE, PHIMOE_RESPELT
 from jaxllm.models.qwen import QWEN2, QWEN3
-from jaxllm.models.qwen3_next import QWEN3_5, QWEN3_5_TEXT_HALF
+from jaxllm.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT_HALF, QWEN3_5_TEXT_HALF, QWEN3_NEXT
 from jaxllm.models.qwen_moe import OLMOE, QWEN2_MOE, QWEN3_MOE
 
 FAMILIES = {
@@ -46,6 +48,7 @@ FAMILIES = {
         GEMMA4_TEXT_HALF, PHI, PHI3, OLMO, OLMO2, OLMO3, GRANITE, MINICPM, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4, SMOLLM3,
         EXAONE4, SEED_OSS, NEMOTRON, ARCEE, APERTUS, ERNIE, INTERNLM2, INTERNLM3, GPT2, GPT_BIGCODE, GPTJ, GPT_NEOX, FALCON, OPT, BLOOM,
         MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF, FALCON_H1, NEMOTRON_H,
+        QWEN3_NEXT, QWEN3_5_MOE, QWEN3_5_MOE_TEXT_HALF, GRANITE_HYBRID, JAMBA,
         HUNYUAN, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, PHIMOE, PHIMOE_RESPELT,
         GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA4_TEXT, LLAMA4, MINIMAX_M2, HUNYUAN_MOE, ERNIE_MOE,
     )

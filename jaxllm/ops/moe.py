@@ -21,8 +21,8 @@ from jaxllm.specs import RouterSpec
 # On CPU, experts with so many rows take them one by one: XLA then reads the weights where they lie, while it copies those of a block.
 _SINGLE_ROWS = 3
 
-# (gate, up) -> hidden, elementwise
-Gate = Callable[[jax.Array, jax.Array], jax.Array]
+# (gate, up) -> hidden, or (up) where experts have no gate; elementwise
+Gate = Callable[..., jax.Array]
 
 
 class Routing(NamedTuple):
@@ -33,7 +33,9 @@ class Routing(NamedTuple):
 
 
 class ExpertWeights(NamedTuple):
-    """`gate_up` [E, N, 2, F / N, M] in N groups as in `layers.mlp.MLP`, its bias [E, N, 2, F / N], `down` [E, M, F]."""
+    """`gate_up` [E, N, 2, F / N, M] in N groups as in `layers.mlp.MLP` (1 for 2 where there is no gate), its bias [E, N, 2, F / N], `down`
+    [E, M, F].
+    """
 
     gate_up: jax.Array
     gate_up_bias: jax.Array | None
@@ -115,12 +117,12 @@ def _by_blocks(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate:
         def turn(index: jax.Array, out: jax.Array) -> jax.Array:
             expert = jnp.sum(block_ends <= index)
             start = ends[expert] - counts[expert] + (index - block_ends[expert] + blocks[expert]) * block
-            groups, _, part, width = weights.gate_up.shape[1:]
+            groups, parts, part, width = weights.gate_up.shape[1:]
             both = project(lax.dynamic_slice_in_dim(padded, start, block), weights.gate_up[expert].reshape(-1, width))
-            both = both.reshape(block, groups, 2, part)
+            both = both.reshape(block, groups, parts, part)
             if weights.gate_up_bias is not None:
                 both = both + weights.gate_up_bias[expert]
-            y = project(gate(both[:, :, 0], both[:, :, 1]).reshape(block, -1), weights.down[expert])
+            y = project(gate(*(both[:, :, i] for i in range(parts))).reshape(block, -1), weights.down[expert])
             # What a block writes past its expert's rows, a later turn overwrites.
             return lax.dynamic_update_slice_in_dim(out, y, start, axis=0)
 
@@ -132,12 +134,12 @@ def _by_blocks(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate:
 
 def _by_ragged_dot(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate: Gate) -> jax.Array:
     """rows [N, M], sorted by expert, to [N, M]."""
-    num_experts, groups, _, part, width = weights.gate_up.shape
-    both = _ragged(rows, weights.gate_up.reshape(num_experts, -1, width), counts).reshape(-1, groups, 2, part)
+    num_experts, groups, parts, part, width = weights.gate_up.shape
+    both = _ragged(rows, weights.gate_up.reshape(num_experts, -1, width), counts).reshape(-1, groups, parts, part)
     if weights.gate_up_bias is not None:
         expert = jnp.sum(jnp.cumsum(counts) <= jnp.arange(len(rows))[:, None], axis=1)
         both = both + jnp.take(weights.gate_up_bias, expert, axis=0, mode="clip")
-    return _ragged(gate(both[:, :, 0], both[:, :, 1]).reshape(len(rows), -1), weights.down, counts)
+    return _ragged(gate(*(both[:, :, i] for i in range(parts))).reshape(len(rows), -1), weights.down, counts)
 
 
 def _ragged(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax.Array:

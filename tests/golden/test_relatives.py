@@ -89,6 +89,9 @@ RELATIVES = {
     "Qwen3_5ForConditionalGeneration": lambda: text_half(
         "qwen3_5", "Qwen3_5ForConditionalGeneration", (r"^model\.", "model.language_model."), image_token_id=120
     ),
+    "Qwen3_5MoeForConditionalGeneration": lambda: text_half(
+        "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", (r"^model\.", "model.language_model."), image_token_id=120
+    ),
 }
 
 

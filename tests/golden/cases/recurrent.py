@@ -10,7 +10,9 @@ _COMMON = {"vocab_size": 128, "hidden_size": 32, "bos_token_id": 0, "eos_token_i
 
 
 def _config(architecture: str, model_type: str, **values: Any) -> dict[str, Any]:
-    return {"architectures": [architecture], "model_type": model_type, **_COMMON, **values}
+    """A config.json; None removes a key."""
+    config = {"architectures": [architecture], "model_type": model_type, **_COMMON, **values}
+    return {key: value for key, value in config.items() if value is not None}
 
 
 _MAMBA = {"state_size": 8, "num_hidden_layers": 2, "conv_kernel": 4, "expand": 2, "tie_word_embeddings": True}
@@ -44,6 +46,19 @@ _NEMOTRON_H = {
     "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8,
     "n_groups": 2, "conv_kernel": 4, "chunk_size": 16, "tie_word_embeddings": False,
 }  # fmt: skip
+_QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+_GRANITE = {
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 16,
+    "tie_word_embeddings": False, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7,
+    "attention_multiplier": 0.3, "shared_intermediate_size": 40, "num_local_experts": 5, "num_experts_per_tok": 2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+_JAMBA = {
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+    "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_dt_rank": 4, "tie_word_embeddings": False,
+}  # fmt: skip
 
 CASES = tuple(
     Case(name, config, num_steps=24)
@@ -65,5 +80,27 @@ CASES = tuple(
             "nemotron_h",
             **{**_NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
         ),
+        "nemotron_h_experts": _config(
+            "NemotronHForCausalLM",
+            "nemotron_h",
+            **_NEMOTRON_H,
+            layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            n_group=4,
+            topk_group=2,
+            moe_intermediate_size=24,
+            moe_shared_expert_intermediate_size=40,
+            routed_scaling_factor=1.5,
+        ),
+        "qwen3_next": _config("Qwen3NextForCausalLM", "qwen3_next", **_DELTA, **_QWEN_EXPERTS, norm_topk_prob=True, mlp_only_layers=[1]),
+        "qwen3_5_moe": _config(
+            "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", **{**_DELTA, **_QWEN_EXPERTS, "intermediate_size": None, "rope_parameters": _MROPE}
+        ),
+        "granite_hybrid": _config("GraniteMoeHybridForCausalLM", "granitemoehybrid", **_GRANITE),
+        "granite_hybrid_dense": _config(
+            "GraniteMoeHybridForCausalLM", "granitemoehybrid", **{**_GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"}
+        ),
+        "jamba": _config("JambaForCausalLM", "jamba", **_JAMBA),
     }.items()
 )
