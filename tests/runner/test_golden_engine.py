@@ -27,6 +27,9 @@ ENGINE_CASES = [
     "gpt_oss",
     "deepseek_v3",
     "llama4",
+    "mamba",
+    "qwen3_5",
+    "falcon_h1",
 ]
 
 
