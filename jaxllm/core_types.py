@@ -230,7 +230,8 @@ class ScheduledRow:
 
     `samples` says whether the last of them predicts a new token (a prompt chunk that is not the last does not). `new_page_ids[g]` are
     pages to append to the slot's table of group g (empty for a row that is also in `new_rows`). The runner knows the tokens that came
-    with the slot's `NewRow`; every later one was sampled by the step before and is still on the device.
+    with the slot's `NewRow`; every later one was sampled by the step before and is still on the device. The token of a row that `waits`
+    is sampled by `StepHandle.sample`, once it is known what may come.
     """
 
     slot: int
@@ -238,6 +239,7 @@ class ScheduledRow:
     num_tokens: int
     samples: bool
     new_page_ids: list[list[int]]
+    waits: bool = False
 
 
 @dataclass(slots=True)
@@ -249,8 +251,6 @@ class SchedulerOutput:
     new_rows: list[NewRow] = field(default_factory=list)
     # Slots whose host-side bans must be refreshed before this step (multi-token bad words): slot -> banned token ids.
     banned_token_ids: dict[int, list[int]] = field(default_factory=dict)
-    # Ids that rows with an output grammar may sample in this step: slot -> [ceil(V / 32)] uint32, bit by bit, lowest first.
-    masks: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -282,6 +282,12 @@ class StepResult:
 
 class StepHandle(Protocol):
     """A step that was enqueued on the device."""
+
+    def sample(self, masks: dict[int, np.ndarray]) -> None:
+        """Sample rows that wait, by slot: each mask holds the ids that may come, [ceil(V / 32)] uint32, bit by bit, lowest first. The host
+        finds them while the device computes the step. Called at most once, before `result`.
+        """
+        ...
 
     def result(self) -> StepResult:
         """Wait for the device and read the step's results. Called once."""

@@ -94,6 +94,8 @@ class EngineCore:
         if step is None:
             return []
         enqueued, error = self._enqueue(step)
+        if enqueued is not None:
+            error = self._sample_waiting(enqueued)
         if error is not None:
             return self._fail(step, error)
         assert enqueued is not None
@@ -104,9 +106,23 @@ class EngineCore:
         enqueued, error = self._enqueue(step) if step is not None else (None, None)
         previous, self._in_flight = self._in_flight, enqueued
         outputs = self._commit(previous) if previous is not None else []
+        if self._in_flight is not None and (error := self._sample_waiting(self._in_flight)) is not None:
+            self._in_flight = None
         if step is not None and error is not None:
             outputs += self._fail(step, error)
         return outputs
+
+    def _sample_waiting(self, enqueued: _Enqueued) -> Exception | None:
+        """Find out what rows may sample that wait for it, while the device computes the step. Returns what went wrong."""
+        step, handle = enqueued
+        try:
+            masks = self.scheduler.masks(step)
+            if masks:
+                handle.sample(masks)
+        except Exception as error:
+            logger.exception("rows of step %d could not be sampled", step.step_id)
+            return error
+        return None
 
     def _schedule(self) -> SchedulerOutput | None:
         step = self.scheduler.schedule()

@@ -134,9 +134,12 @@ class Request:
     @property
     def needs_last_token(self) -> bool:
         """Whether what may be sampled next depends on the token sampled last, so that the request waits for one in flight."""
-        if self.grammar is not None or self.bad_word_sequences:
-            return True
-        return self.thinking is not None and self.thinking.is_due(self.num_in_flight)
+        return bool(self.bad_word_sequences)
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether the next token may only be sampled once it is known which ones fit."""
+        return self.grammar is not None or (self.thinking is not None and self.thinking.is_due(self.num_in_flight))
 
     @property
     def num_outputs(self) -> int:

@@ -240,16 +240,48 @@ class Scheduler:
             self._plan_suspect(plan, self._suspects[0])
         elif self._plan_running(plan) and self._waiting and self._free_slots:
             self._plan_waiting(plan)
-        masks = self._masks(plan)
-        return self._build(plan, masks) if plan else None
+        return self._build(plan) if plan else None
 
-    def waits_for(self, step: SchedulerOutput) -> bool:
-        """Whether most rows of a step in flight cannot go on before its results are in: then the next step is better decided after it."""
-        waiting = sum(request is not None and row.samples and request.needs_last_token for request, row in self._rows_of(step))
-        return 2 * waiting >= len(step.rows)
+    def masks(self, step: SchedulerOutput) -> dict[int, np.ndarray]:
+        """What the rows of an enqueued step that wait may sample, by slot, now that all tokens before theirs are known.
 
-    def _rows_of(self, step: SchedulerOutput) -> Iterable[tuple[Request | None, ScheduledRow]]:
-        return zip(self._steps.get(step.step_id, ()), step.rows, strict=False)
+        Requests for which nothing is left end here: done where their grammar may end.
+        """
+        waiting = {
+            request: row.slot
+            for request, row in zip(self._steps.get(step.step_id, ()), step.rows, strict=False)
+            if row.waits and request is not None and request.status is not Status.FINISHED
+        }
+        if not waiting:
+            return {}
+        assert self.grammars is not None
+        masks = self._grammar_masks([request for request in waiting if request.grammar is not None])
+        for request in waiting:
+            if request.thinking is not None and request.status is not Status.FINISHED:
+                forced = request.thinking.forced
+                if forced is not None or request.grammar is None:
+                    masks[request] = self.grammars.mask(request.params, forced)
+        return {waiting[request]: mask for request, mask in masks.items()}
+
+    def _grammar_masks(self, waiting: list[Request]) -> dict[Request, np.ndarray]:
+        assert self.grammars is not None
+        try:
+            masks = dict(zip(waiting, self.grammars.masks([request.grammar for request in waiting if request.grammar]), strict=True))
+        except Exception as error:
+            logger.exception("the masks of %d requests could not be computed", len(waiting))
+            for request in waiting:
+                reason = f"its output grammar could not be followed: {type(error).__name__}: {error}"
+                self._outputs.append(self._finish(request, FinishReason.ERROR, error=reason, kind=ErrorKind.FAILED))
+            return {}
+        for request in [request for request, mask in masks.items() if not mask.any()]:
+            del masks[request]
+            grammar = request.grammar
+            assert grammar is not None
+            if grammar.may_end:
+                self._outputs.append(self._finish(request, FinishReason.STOP))
+            else:
+                self._outputs.append(self._finish(request, FinishReason.ERROR, error=grammar.dead_end, kind=ErrorKind.INVALID))
+        return masks
 
     def await_grammars(self, seconds: float) -> None:
         """Where nothing runs because grammars are being compiled: return when one is ready, or after `seconds`."""
@@ -353,44 +385,10 @@ class Scheduler:
         self._counts.num_preemptions += 1
         self._waiting.push(request)
 
-    def _masks(self, plan: dict[Request, int]) -> dict[Request, np.ndarray]:
-        """What rows with a grammar may sample, and those whose reasoning has to end."""
-        sampling = [request for request, num_new in plan.items() if request.num_computed + num_new == request.num_tokens]
-        masks = self._grammar_masks([request for request in sampling if request.grammar is not None], plan)
-        for request in sampling:
-            if request in plan and request.thinking is not None and (token_id := request.thinking.forced) is not None:
-                assert self.grammars is not None
-                masks[request] = self.grammars.only(token_id)
-        return masks
-
-    def _grammar_masks(self, sampling: list[Request], plan: dict[Request, int]) -> dict[Request, np.ndarray]:
-        """Masks of the requests' grammars. Those for which nothing is left end here: done where the grammar may end."""
-        if not sampling:
-            return {}
-        assert self.grammars is not None
-        try:
-            masks = dict(zip(sampling, self.grammars.masks([request.grammar for request in sampling if request.grammar]), strict=True))
-        except Exception as error:
-            logger.exception("the masks of %d requests could not be computed", len(sampling))
-            for request in sampling:
-                del plan[request]
-                reason = f"its output grammar could not be followed: {type(error).__name__}: {error}"
-                self._outputs.append(self._finish(request, FinishReason.ERROR, error=reason, kind=ErrorKind.FAILED))
-            return {}
-        for request in [request for request, mask in masks.items() if not mask.any()]:
-            del masks[request], plan[request]
-            grammar = request.grammar
-            assert grammar is not None
-            if grammar.may_end:
-                self._outputs.append(self._finish(request, FinishReason.STOP))
-            else:
-                self._outputs.append(self._finish(request, FinishReason.ERROR, error=grammar.dead_end, kind=ErrorKind.INVALID))
-        return masks
-
-    def _build(self, plan: dict[Request, int], masks: dict[Request, np.ndarray]) -> SchedulerOutput:
+    def _build(self, plan: dict[Request, int]) -> SchedulerOutput:
         """Turn the plan into rows, single tokens first, and move the requests on."""
         self._step_id += 1
-        step = SchedulerOutput(self._step_id, [], masks={request.slot: mask for request, mask in masks.items()})
+        step = SchedulerOutput(self._step_id, [])
         order = [request for request, num_new in plan.items() if num_new == 1]
         order += [request for request, num_new in plan.items() if num_new > 1]
         for request in order:
@@ -406,7 +404,7 @@ class Scheduler:
                 bans = request.banned_token_ids()
                 if bans != request.sent_bans:
                     step.banned_token_ids[request.slot] = request.sent_bans = bans
-            step.rows.append(ScheduledRow(request.slot, start, num_new, samples, new_pages))
+            step.rows.append(ScheduledRow(request.slot, start, num_new, samples, new_pages, waits=samples and request.awaits_mask))
             request.num_in_flight += samples
             request.num_steps_in_flight += 1
             self.kv.advance(request, num_new)
@@ -452,10 +450,10 @@ class Scheduler:
         return outputs
 
     def _commit_row(self, request: Request, row: ScheduledRow, result: RowResult) -> EngineOutput | None:
+        if request.status is Status.FINISHED and result.error is None:
+            return None
         if result.error is not None or (row.samples and result.token_id is None and result.pooled is None):
             return self._fail(request, result.error or "its step brought nothing", result.error_kind)
-        if request.status is Status.FINISHED:
-            return None
         if self.pooling:
             output = self._finish(request, FinishReason.STOP)
             output.pooled = result.pooled

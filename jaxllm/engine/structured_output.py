@@ -114,9 +114,11 @@ class GrammarMasks:
         """Follow the reasoning of a request that may only take so long."""
         return ThinkingBudget(params, self._compiler.token_bytes)
 
-    def only(self, token_id: int) -> np.ndarray:
-        """[ceil(V / 32)] uint32 that lets one token come."""
-        return mask_of([token_id], -(-self._vocab_size // 32))
+    def mask(self, params: SamplingParams, only: int | None) -> np.ndarray:
+        """[ceil(V / 32)] uint32 of a request without a grammar: the one token that may come, or those that the request allows."""
+        allowed = [only] if only is not None else params.allowed_token_ids
+        words = -(-self._vocab_size // 32)
+        return np.full(words, 0xFFFFFFFF, np.uint32) if allowed is None else mask_of(allowed, words)
 
     def masks(self, grammars: Sequence[OutputGrammar]) -> list[np.ndarray]:
         """[ceil(V / 32)] uint32 for each: the ids that may come next, bit by bit, lowest first."""

@@ -202,7 +202,7 @@ class BatchBuilder:
         fields["kv_lens"][:count] = starts + lens
         fields["q_starts"][1 : count + 1] = ends
         fields["q_starts"][count + 1 :] = ends[-1] if count else 0
-        fields["samples"][:count] = np.fromiter((row.samples for row in rows), np.int32, count)
+        fields["samples"][:count] = np.fromiter((row.samples and not row.waits for row in rows), np.int32, count)
         for g, (group, table) in enumerate(zip(self._spec.groups, self._tables, strict=True)):
             if group.interval is None:
                 fields[f"page_table_{g}"][:count] = table[slots]

@@ -120,7 +120,10 @@ class BucketPrograms:
             small = pool.submit(self.compile, decode)
             largest = self.compile(self.buckets[-1])
             small.result()
-        return int(getattr(largest.memory_analysis(), "temp_size_in_bytes", 0))
+        memory = largest.memory_analysis()
+        # What it returns beside the state that it was given.
+        returned = getattr(memory, "output_size_in_bytes", 0) - getattr(memory, "alias_size_in_bytes", 0)
+        return int(getattr(memory, "temp_size_in_bytes", 0) + max(returned, 0))
 
     def start_background(self) -> None:
         """Compile what is missing in other threads, small buckets first. A no-op for lazy programs."""

@@ -23,8 +23,8 @@ from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits, MemoryPlan, abstract_caches
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.profiler import Profiler
-from jaxllm.runner.sampler import SlotState
-from jaxllm.runner.step import StepOutput, StepProgram, StepState, admit, count_history, window_groups, write_masks
+from jaxllm.runner.sampler import SamplerOutput, SlotState
+from jaxllm.runner.step import StepOutput, StepProgram, StepState, WaitingRows, admit, count_history, window_groups
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 _STEP_LOGPROBS = 20
 # Rows that a scoring program takes at once: bounds its [rows, V] logits.
 _SCORED_ROWS = 32
-# Masks written by one call: a fixed number, so that there is one program.
-MASK_ROWS = 16
+# Rows that wait are sampled so many at a time, so that there is one program for each number of rows in a step.
+_WAITING_ROWS = 32
 
 NOT_FINITE = "the model's logits are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
 NO_TOKEN_LEFT = (
@@ -87,7 +87,8 @@ class ModelRunner(Profiler):
         buckets = bucket_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._programs = BucketPrograms(buckets, self._compile_step, self.guard, lazy=compile_config.enforce_eager)
         self._admit = jax.jit(admit, donate_argnums=0)
-        self._mask = jax.jit(write_masks, donate_argnums=0)
+        self._sample_programs: dict[int, Any] = {}
+        self._sample_lock = threading.Lock()
         self._count_history = jax.jit(count_history, donate_argnums=0)
         self._logprobs_of_rows = jax.jit(self._program.logprobs_of_rows)
         self._full_logprobs_of_rows = jax.jit(self._program.full_logprobs_of_rows)
@@ -105,7 +106,34 @@ class ModelRunner(Profiler):
         layout = self._batches.layout(bucket)
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._placement.sharding())
         step = jax.jit(functools.partial(self._program.step, layout=layout), donate_argnums=1)
-        return step.lower(self._abstract_params, self._abstract_state, packed).compile()
+        program = step.lower(self._abstract_params, self._abstract_state, packed).compile()
+        if self._state is not None:
+            # Not needed to begin with.
+            self._sample_program(bucket.num_rows)
+        return program
+
+    def _sample_program(self, num_rows: int) -> Any:
+        """What samples waiting rows of a step of so many rows; compiled by whoever needs it first."""
+        with self._sample_lock, self.guard.expected():
+            program = self._sample_programs.get(num_rows)
+            if program is None:
+                logits = jax.ShapeDtypeStruct((num_rows, self._vocab_size), jnp.float32, sharding=self._placement.sharding())
+                sample = jax.jit(self._program.sample_waiting, donate_argnums=0)
+                waiting = self._waiting_rows(num_rows, (), (), ())
+                program = sample.lower(self._abstract_state.slots, logits, waiting).compile()
+                self._sample_programs[num_rows] = program
+            return program
+
+    def _waiting_rows(self, num_rows: int, places: Sequence[int], rows: Sequence[ScheduledRow], masks: Sequence[np.ndarray]) -> WaitingRows:
+        """Rows of a step of `num_rows`, and padding behind them."""
+        size, count = min(num_rows, _WAITING_ROWS), len(rows)
+        fields = np.zeros((3, size), np.int32)
+        fields[1] = self._batches.sink_slot
+        allowed = np.zeros((size, -(-self._vocab_size // 32)), np.uint32)
+        if count:
+            fields[:, :count] = places, [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
+            allowed[:count] = masks
+        return WaitingRows(rows=fields[0], slots=fields[1], positions=fields[2], samples=np.arange(size) < count, allowed=allowed)
 
     # ----------------------------------------------------------------------------------------------------------------- start
 
@@ -121,7 +149,6 @@ class ModelRunner(Profiler):
             )()
             # Writing to the sink slot only: compiles the small programs without an effect.
             self._write_slots({})
-            self._write_masks({})
             self._write_history(self._batches.sink_slot, [], 0)
         return temporaries
 
@@ -169,23 +196,22 @@ class ModelRunner(Profiler):
         items = list(changed.items())
         for start in range(0, len(items), ADMIT_ROWS):
             self._write_slots(dict(items[start : start + ADMIT_ROWS]))
-        masks = list(step.masks.items())
-        for start in range(0, len(masks), MASK_ROWS):
-            self._write_masks(dict(masks[start : start + MASK_ROWS]))
+
+    def _sample_waiting(
+        self, logits: jax.Array, places: list[int], rows: Sequence[ScheduledRow], masks: Sequence[np.ndarray]
+    ) -> SamplerOutput:
+        """Sample rows of a step that is on the device, at most `_WAITING_ROWS`; returns at once."""
+        with self._lock, self.guard.watching():
+            assert self._state is not None
+            waiting = self._waiting_rows(logits.shape[0], places, rows, masks)
+            slots, sampled = self._sample_program(logits.shape[0])(self._state.slots, logits, waiting)
+            self._state = self._state._replace(slots=slots)
+            return sampled
 
     def _write_slots(self, rows: dict[int, SlotParams]) -> None:
         assert self._state is not None
         arrays = admitted_rows(rows, vocab_size=self._vocab_size, sink_slot=self._batches.sink_slot, max_logprobs=self._max_logprobs)
         self._state = self._state._replace(slots=self._admit(self._state.slots, arrays))
-
-    def _write_masks(self, masks: dict[int, np.ndarray]) -> None:
-        """At most MASK_ROWS of them: slot -> [ceil(V / 32)] uint32."""
-        assert self._state is not None
-        slots = np.full(MASK_ROWS, self._batches.sink_slot, np.int32)
-        words = np.zeros((MASK_ROWS, -(-self._vocab_size // 32)), np.uint32)
-        for i, (slot, mask) in enumerate(masks.items()):
-            slots[i], words[i] = slot, mask
-        self._state = self._state._replace(slots=self._mask(self._state.slots, slots, words))
 
     def _write_history(self, slot: int, token_ids: Sequence[int], prompt_len: int) -> None:
         assert self._state is not None
@@ -235,21 +261,53 @@ class _PendingStep:
         self._params = [runner._slots[row.slot] for row in rows]
         self._known = [runner._batches.known_tokens(row.slot) for row in rows]
         self._wants_logprobs = any(request.wants_logprobs for request in self._params)
-        sampled = output.sampled
+        # Rows that waited, and what was sampled for them.
+        self._waited: list[tuple[list[int], SamplerOutput]] = []
+        self._copy(output.sampled)
+        if not any(row.waits for row in rows):
+            self._output = output._replace(logits=None)
+
+    def _copy(self, sampled: SamplerOutput) -> None:
         for array in sampled if self._wants_logprobs else (sampled.tokens, sampled.finite, sampled.choosable):
             array.copy_to_host_async()
 
+    def sample(self, masks: dict[int, np.ndarray]) -> None:
+        """See `StepHandle`."""
+        waiting = [i for i, row in enumerate(self._rows) if row.waits and row.slot in masks]
+        logits = self._output.logits
+        assert logits is not None
+        for start in range(0, len(waiting), _WAITING_ROWS):
+            places = waiting[start : start + _WAITING_ROWS]
+            rows = [self._rows[i] for i in places]
+            sampled = self._runner._sample_waiting(logits, places, rows, [masks[row.slot] for row in rows])
+            self._copy(sampled)
+            self._waited.append((places, sampled))
+        self._output = self._output._replace(logits=None)
+
+    def _read(self, name: str) -> np.ndarray:
+        """An array of the sampler's output, over all rows."""
+        found = np.asarray(getattr(self._output.sampled, name))
+        if self._waited:
+            found = found.copy()
+            for places, sampled in self._waited:
+                found[places] = np.asarray(getattr(sampled, name))[: len(places)]
+        return found
+
     def result(self) -> StepResult:
-        sampled = self._output.sampled
-        tokens, finite, choosable = (np.asarray(array) for array in (sampled.tokens, sampled.finite, sampled.choosable))
+        tokens, choosable = self._read("tokens"), self._read("choosable")
+        # Of the hidden states too.
+        finite = np.asarray(self._output.sampled.finite)
         results = [RowResult() for _ in self._rows]
+        sampled = {place for places, _ in self._waited for place in places}
         columns = zip(self._rows, self._order, tokens.tolist(), finite.tolist(), choosable.tolist(), strict=False)
-        for row, place, token, is_finite, is_choosable in columns:
+        for i, (row, place, token, is_finite, is_choosable) in enumerate(columns):
             if not is_finite:
                 results[place].error = NOT_FINITE
-            elif row.samples and not is_choosable:
+            elif not row.samples or (row.waits and i not in sampled):
+                continue
+            elif not is_choosable:
                 results[place].error, results[place].error_kind = NO_TOKEN_LEFT, ErrorKind.INVALID
-            elif row.samples:
+            else:
                 results[place].token_id = token
         if self._wants_logprobs:
             with self._runner.guard.watching():
@@ -260,14 +318,13 @@ class _PendingStep:
     def _add_logprobs(self, results: list[RowResult], tokens: np.ndarray) -> None:
         runner, limit = self._runner, self._runner._max_logprobs
         arrays: tuple[np.ndarray, ...] | None = None
-        for i, (row, request) in enumerate(zip(self._rows, self._params, strict=True)):
+        for i, request in enumerate(self._params):
             params = request.params
-            if not row.samples or results[self._order[i]].error is not None:
+            if results[self._order[i]].token_id is None:
                 continue
             if wants_static_logprobs(params, limit):
                 if arrays is None:
-                    sampled = self._output.sampled
-                    arrays = np.asarray(sampled.top_ids), np.asarray(sampled.top_logprobs), np.asarray(sampled.rank)
+                    arrays = self._read("top_ids"), self._read("top_logprobs"), self._read("rank")
                 ids, values, rank = (array[i : i + 1] for array in arrays)
                 (results[self._order[i]].logprobs,) = _from_step(ids, values, rank, 1, params.logprobs or 0)
             elif wants_full_logprobs(params, limit):

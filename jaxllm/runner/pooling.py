@@ -174,6 +174,10 @@ class _PendingStep:
         for array in (answers, finite) if per_token is None else (answers, finite, per_token):
             array.copy_to_host_async()
 
+    def sample(self, masks: dict[int, np.ndarray]) -> None:
+        """Nothing here has a token to wait for."""
+        raise AssertionError("pooled requests sample nothing")
+
     def result(self) -> StepResult:
         answers, finite = np.asarray(self._answers), np.asarray(self._finite)
         per_token = None if self._per_token is None else np.asarray(self._per_token, np.float32)

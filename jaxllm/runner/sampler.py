@@ -87,9 +87,10 @@ def sample(
     *,
     num_sampled_ids: int,
     max_logprobs: int,
+    allowed: jax.Array | None = None,
 ) -> tuple[SamplerOutput, SlotState]:
     """Sample a token for each row, and bring the state up to date: `choose` and `advance`."""
-    out = choose(raw, slots, positions, samples, state, num_sampled_ids=num_sampled_ids, max_logprobs=max_logprobs)
+    out = choose(raw, slots, positions, samples, state, num_sampled_ids=num_sampled_ids, max_logprobs=max_logprobs, allowed=allowed)
     return out, advance(state, slots, samples, out.tokens)
 
 
@@ -102,6 +103,7 @@ def choose(
     *,
     num_sampled_ids: int,
     max_logprobs: int,
+    allowed: jax.Array | None = None,
 ) -> SamplerOutput:
     """Sample a token for each row. Rows know nothing of each other.
 
@@ -112,6 +114,7 @@ def choose(
         samples: [R] bool; of the others nobody wants a token.
         num_sampled_ids: ids from here on are never sampled.
         max_logprobs: static bound of the log-probabilities returned.
+        allowed: [R, ceil(V / 32)] uint32, the ids that each row may sample, bit by bit; None: all.
     """
     floats, ints = state.floats[slots], state.ints[slots]
     temperature = floats[:, 0]
@@ -119,10 +122,12 @@ def choose(
     until = jnp.where(samples[:, None], state.bias_until[slots], 0)
     biased = jnp.any(positions[:, None] < until, axis=1)
     penalised = _penalised(floats)
-    special = samples & (biased | penalised | state.masked[slots])
+    special = samples & (biased | penalised | state.masked[slots] | (allowed is not None))
 
     vocab_size = raw.shape[-1]
     sampled_ids = raw if num_sampled_ids >= vocab_size else jnp.where(jnp.arange(vocab_size) < num_sampled_ids, raw, -jnp.inf)
+    if allowed is not None:
+        sampled_ids = jnp.where(bits_of(allowed, vocab_size), sampled_ids, -jnp.inf)
 
     def specialise(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Each passes over all rows of the vocabulary, and most batches need one of them.

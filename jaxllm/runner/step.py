@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxllm.core_types import CacheKind, CacheSpec
@@ -37,10 +38,25 @@ class StepState(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """sampled: per row. hidden [T, M]: after the final norm, for the programs that score prompts; read only when asked for."""
+    """sampled: per row. hidden [T, M]: after the final norm, for the programs that score prompts; read only when asked for.
+    logits [R, V] float32: for rows that are sampled later; let go as soon as there are none.
+    """
 
     sampled: SamplerOutput
     hidden: jax.Array
+    logits: jax.Array | None
+
+
+class WaitingRows(NamedTuple):
+    """Rows of a step that are sampled once it is known what may come. rows [N]: their place in the step; slots, positions [N]: as in
+    `sample`; samples [N] bool: False for padding. allowed [N, ceil(V / 32)] uint32: the ids that may come, bit by bit.
+    """
+
+    rows: jax.Array | np.ndarray
+    slots: jax.Array | np.ndarray
+    positions: jax.Array | np.ndarray
+    samples: jax.Array | np.ndarray
+    allowed: jax.Array | np.ndarray
 
 
 def window_groups(spec: CacheSpec) -> dict[int | None, int]:
@@ -78,7 +94,14 @@ class StepProgram:
         sampled = self._sample(logits, batch, state.slots)
         slots = self._everywhere(advance(state.slots, batch.slots, batch.samples, sampled.tokens))
         sampled = sampled._replace(finite=sampled.finite & _finite_rows(hidden, batch))
-        return StepState(tuple(caches), slots), StepOutput(sampled, hidden)
+        return StepState(tuple(caches), slots), StepOutput(sampled, hidden, logits)
+
+    def sample_waiting(self, slots: SlotState, logits: jax.Array, waiting: WaitingRows) -> tuple[SlotState, SamplerOutput]:
+        """Sample `waiting` rows of a step's logits [R, V]."""
+        rows, at, positions, samples, allowed = map(jnp.asarray, waiting)
+        bounds = {"num_sampled_ids": self.num_sampled_ids, "max_logprobs": self.max_logprobs}
+        sampled, slots = sample(logits[rows], at, positions, samples, slots, allowed=allowed, **bounds)
+        return slots, sampled
 
     def _sample(self, logits: jax.Array, batch: StepBatch, slots: SlotState) -> SamplerOutput:
         """A token for each row of logits [R, V]. Devices share the rows where they can: sampling holds several copies of its logits."""
@@ -141,11 +164,6 @@ def admit(state: SlotState, rows: AdmittedRows) -> SlotState:
     values = rows._asdict()
     slots = values.pop("slots")
     return replace(state, **{name: getattr(state, name).at[slots].set(value) for name, value in values.items()})
-
-
-def write_masks(state: SlotState, slots: jax.Array, masks: jax.Array) -> SlotState:
-    """Let slots [N] sample only the ids of their masks [N, ceil(V / 32)] uint32; unused entries carry the sink slot."""
-    return replace(state, masked=state.masked.at[slots].set(True), mask=state.mask.at[slots].set(masks))
 
 
 def count_history(state: SlotState, slot: jax.Array, tokens: jax.Array, prompt_len: jax.Array, total: jax.Array) -> SlotState:

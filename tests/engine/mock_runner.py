@@ -8,6 +8,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from jaxllm.core_types import CacheGroup, CacheKind, CacheSpec, NewRow, RowResult, SchedulerOutput, StepResult, TokenLogprobs
 
 VOCAB = 50
@@ -62,6 +64,13 @@ class _Handle:
     def __init__(self, runner: MockRunner, step: SchedulerOutput):
         self.runner, self.step = runner, step
         self.computed: StepResult | Exception | None = None
+        self.masks: dict[int, np.ndarray] = {}
+
+    def sample(self, masks: dict[int, np.ndarray]) -> None:
+        assert self.computed is None, "sampled behind the results"
+        assert not self.masks, "sampled twice"
+        assert set(masks) <= {row.slot for row in self.step.rows if row.waits}
+        self.masks = masks
 
     def compute(self) -> None:
         try:
@@ -74,7 +83,7 @@ class _Handle:
             self.runner.queue.clear()
         else:
             try:
-                self.computed = self.runner.compute(self.step)
+                self.computed = self.runner.compute(self.step, self.masks)
             except Exception as error:
                 raise AccountingError from error
 
@@ -131,7 +140,7 @@ class MockRunner:
     def shutdown(self) -> None:
         self.stopped = True
 
-    def compute(self, step: SchedulerOutput) -> StepResult:
+    def compute(self, step: SchedulerOutput, masks: dict[int, np.ndarray]) -> StepResult:
         self.num_steps += 1
         self.num_tokens += step.num_tokens
         self.max_tokens_per_step = max(self.max_tokens_per_step, step.num_tokens)
@@ -141,7 +150,7 @@ class MockRunner:
             self.slots[index].bans = set(bans)
         for slot in self.slots.values():
             slot.allowed = None
-        for index, mask in step.masks.items():
+        for index, mask in masks.items():
             self.slots[index].allowed = [32 * i + bit for i, word in enumerate(mask.tolist()) for bit in range(32) if word >> bit & 1]
         assert len({row.slot for row in step.rows}) == len(step.rows), "a slot twice in a step"
         assert [row.num_tokens > 1 for row in step.rows] == sorted(row.num_tokens > 1 for row in step.rows), "single tokens come first"
@@ -217,10 +226,13 @@ class MockRunner:
             ]
         if not row.samples:
             return RowResult(prompt_logprobs=prompt_logprobs)
+        if row.waits and slot.allowed is None:
+            # Nothing may come: its request has ended.
+            return RowResult(prompt_logprobs=prompt_logprobs)
         token = self.model(self._prefix(slot, end))
         while token in slot.bans:
             token = (token + 1) % VOCAB
-        assert (slot.allowed is None) == (slot.row.sampling_params.output_grammar is None), "a mask with every token of a grammar"
+        assert row.waits or slot.row.sampling_params.output_grammar is None, "a mask with every token of a grammar"
         if slot.allowed is not None:
             token = slot.allowed[token % len(slot.allowed)]
         assert len(slot.tokens) == end, "sampling somewhere else than at the end"

@@ -54,7 +54,7 @@ def test_the_overlapped_loop_enqueues_a_step_before_reading_the_one_before() -> 
     assert isinstance(runner, MockRunner)
     execute, compute = runner.execute, runner.compute
     runner.execute = lambda step: (events.append(f"execute {step.step_id}"), execute(step))[1]  # type: ignore[method-assign]
-    runner.compute = lambda step: (events.append(f"compute {step.step_id}"), compute(step))[1]  # type: ignore[method-assign]
+    runner.compute = lambda step, masks: (events.append(f"compute {step.step_id}"), compute(step, masks))[1]  # type: ignore[method-assign]
     run(core, [make_request("x", [1], max_tokens=3)])
     assert events == ["execute 1", "execute 2", "compute 1", "execute 3", "compute 2", "compute 3"]
 

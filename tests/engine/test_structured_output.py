@@ -13,7 +13,7 @@ import pytest
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.structured_output import GrammarMasks, OutputGrammar, mask_of
-from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
+from jaxllm.sampling_params import ReasoningMarks, SamplingParams, StructuredOutputsParams
 from jaxllm.text.grammar import output_grammar
 from jaxllm.text.grammar_compiler import GrammarCompiler
 from tests.engine.harness import Collected, check_empty, make_request, run
@@ -228,6 +228,32 @@ def test_random_traffic(seed):
     assert {request.request_id for request in requests} == set(got.last)
     assert {str(output.finish_reason) for output in got.last.values()} <= {"stop", "length", "abort"}
     check_empty(core.scheduler)
+
+
+@overlapped
+def test_reasoning_that_has_to_end_does_and_what_follows_is_free(overlapped):
+    closing = byte_ids("</t>")
+    marks = ReasoningMarks(starts=["<t>"], ends=["</t>"], is_open=True, closing="</t>", closing_ids=closing)
+    core = core_of(overlapped=overlapped, model=next_token)
+    limited = make_request("r", [5, 6, 7], max_tokens=20, thinking_token_budget=3, reasoning_marks=marks)
+    tokens = run(core, [limited, make_request("plain", [1], max_tokens=20)]).tokens["r"]
+    assert tokens[3 : 3 + len(closing)] == closing
+    free = [i for i in range(20) if not 3 <= i < 3 + len(closing)]
+    assert [tokens[i] for i in free] == [next_token([5, 6, 7, *tokens[:i]]) for i in free]
+    check_empty(core.scheduler)
+
+
+def test_a_grammar_does_not_keep_the_next_step_from_being_enqueued():
+    core = core_of()
+    core.add_request(constrained("r", constraint={"regex": "[0-9]{12}"}))
+    core.scheduler.await_grammars(10)
+    collected, calls = Collected(), 0
+    while core.has_work:
+        collected.take(core.step().outputs)
+        calls += 1
+    assert re.fullmatch("[0-9]{12}", text_of(collected, "r"))
+    # One call enqueues the first step, and one reads what was enqueued behind the last token.
+    assert calls <= 12 + 2
 
 
 def test_masks_hold_one_bit_per_id():
