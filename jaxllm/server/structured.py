@@ -11,7 +11,8 @@ from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.sampling_params import ReasoningMarks, SamplingParams, StructuredOutputsParams
 from jaxllm.server.output_formats import HARMONY_CALLS, HARMONY_REASONING, OutputFormats
 from jaxllm.server.parsers import ReasoningFormat, ToolFormat, opens_reasoning
-from jaxllm.server.parsers.grammar import PLAIN_CALLS, InexpressibleError, calls_grammar, calls_or_body_grammar, calls_or_text_grammar
+from jaxllm.server.parsers.functions import InexpressibleError
+from jaxllm.server.parsers.grammar import PLAIN_CALLS, calls_grammar, calls_or_body_grammar, calls_or_text_grammar
 from jaxllm.server.protocol import GenerationRequest
 from jaxllm.server.tools import ToolChoice
 from jaxllm.text.grammar import closed_where_safe, lark_of

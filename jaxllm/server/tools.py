@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxllm.errors import InvalidRequestError
-from jaxllm.server.parsers.grammar import Function
+from jaxllm.server.parsers.functions import Function
 from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.text.grammar import checked_schema
 

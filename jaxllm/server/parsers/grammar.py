@@ -9,10 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.server.parsers.formats import HarmonyCalls, HeaderCalls, JsonCalls, PythonCalls, TaggedCalls, ToolFormat
+from jaxllm.server.parsers.functions import (
+    Function,
+    InexpressibleError,
+    definitions_of,
+    first_type,
+    is_any_text,
+    literals_of,
+    properties_of,
+)
 from jaxllm.server.parsers.literals import JSON, Dialect
 from jaxllm.server.parsers.parser import section_openings
 from jaxllm.server.parsers.schema import ToolSchemas
@@ -28,24 +36,7 @@ _BRACE = 'WS? "}"'
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 _KEY = re.compile(r"[A-Za-z0-9_.\-$ ]+")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]+")
-# Of an object whose properties are known one by one, and of a value that is any text.
-_PLAIN_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id", "nullable"}
-_PLAIN_VALUE = {"type", "anyOf", "oneOf", "nullable"}
 _NOTATION = {"type", "properties", "required", "additionalProperties", "items", "$defs", "definitions"}
-_SCALARS = {"string", "number", "integer", "boolean", "null"}
-
-
-class InexpressibleError(Exception):
-    """The format, or a schema in it, has no grammar."""
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function that may be called. `schema`: of its arguments, an object; `strict`: all of it must be kept to."""
-
-    name: str
-    schema: dict[str, Any]
-    strict: bool = True
 
 
 def calls_grammar(form: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], *, several: bool) -> str:
@@ -198,7 +189,7 @@ class _Writer(LarkRules):
     def _properties(self, function: Function) -> tuple[list[tuple[str, Any, bool]], bool]:
         """Each argument with its schema and whether it must be there; and whether there may be others of any kind."""
         try:
-            return _properties(function)
+            return properties_of(function)
         except InexpressibleError:
             if self._may_be_loose(function):
                 return [], True
@@ -278,7 +269,7 @@ class _Writer(LarkRules):
             return self.one_of([self.literal(text) for text in texts])
         branches = schema.get("anyOf") or schema.get("oneOf")
         if branches:
-            return self.one_of([self._notation(dialect, {**branch, **_definitions(schema)}, function) for branch in branches])
+            return self.one_of([self._notation(dialect, {**branch, **definitions_of(schema)}, function) for branch in branches])
         kind = schema.get("type")
         if isinstance(kind, list):
             return self.one_of([self._notation(dialect, {**schema, "type": one}, function) for one in kind])
@@ -289,10 +280,10 @@ class _Writer(LarkRules):
         if kind in ("integer", "number", "boolean", "null"):
             return self.rule(json_rule({"type": kind}))
         if kind == "array":
-            item = self._notation(dialect, {**(schema.get("items") or {}), **_definitions(schema)}, function)
+            item = self._notation(dialect, {**(schema.get("items") or {}), **definitions_of(schema)}, function)
             return self.rule(f'"[" ({item} ("," {item})*)? "]"')
         if kind == "object" and "properties" in schema:
-            return self._members(dialect, _properties(Function(function.name, schema, strict=True))[0], function)
+            return self._members(dialect, properties_of(Function(function.name, schema, strict=True))[0], function)
         return self._anything(dialect)
 
     def _anything(self, dialect: Dialect) -> str:
@@ -338,13 +329,13 @@ class _Writer(LarkRules):
         if not _KEY.fullmatch(key):
             raise InexpressibleError(f"{form.name} has no way to write the argument {key!r:.100}")
         types = ToolSchemas([{"name": function.name, "parameters": function.schema}]).types(function.name, key)
-        literals = _literals(schema)
+        literals = literals_of(schema)
         is_text = literals is None and (types is None or "string" in types)
-        if is_text and not (self._may_be_loose(function) or _is_any_text(schema, types)):
+        if is_text and not (self._may_be_loose(function) or is_any_text(schema, types)):
             raise InexpressibleError(f"text in tags cannot be held to the schema of {key!r:.100}")
         # The tag says of a text that may be of another type that it is no string.
         string = types is None or types == {"string"}
-        tag = self._template(form.written_key, key=key, string=str(string).lower(), type="string" if string else _first_type(types))
+        tag = self._template(form.written_key, key=key, string=str(string).lower(), type="string" if string else first_type(types))
         value = f"WS? {self.literal(form.value_open)}" if form.value_open else ""
         head = f"{self.literal(form.key_open)} {tag} {self.literal(form.key_end)} {value}"
         if is_text:
@@ -408,63 +399,6 @@ class _Writer(LarkRules):
     def _harmony_json(self) -> str:
         constrain = self.literal("<|constrain|>json")
         return f'(" "? {constrain})?'
-
-
-def _properties(function: Function) -> tuple[list[tuple[str, Any, bool]], bool]:
-    schema = function.schema
-    if schema.keys() - _PLAIN_OBJECT or schema.get("type", "object") != "object":
-        raise InexpressibleError(f"the arguments of {function.name!r:.100} are not described one by one")
-    properties = schema.get("properties") or {}
-    more = schema.get("additionalProperties", True)
-    required = schema.get("required") or []
-    if more not in (True, False, {}) or not set(required) <= properties.keys():
-        raise InexpressibleError(f"the arguments of {function.name!r:.100} are not described one by one")
-    definitions = _definitions(schema)
-    known = []
-    for key, value in properties.items():
-        if _refers_elsewhere(value) or not isinstance(value, dict):
-            raise InexpressibleError(f"the argument {key!r:.100} of {function.name!r:.100} is not described by itself")
-        known.append((key, {**value, **definitions}, key in required))
-    return known, more is not False
-
-
-def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-
-
-def _refers_elsewhere(schema: Any) -> bool:
-    if isinstance(schema, list):
-        return any(map(_refers_elsewhere, schema))
-    if not isinstance(schema, dict):
-        return False
-    reference = schema.get("$ref")
-    return (isinstance(reference, str) and not reference.startswith(("#/$defs/", "#/definitions/"))) or any(
-        map(_refers_elsewhere, schema.values())
-    )
-
-
-def _literals(schema: Any) -> list[str] | None:
-    """The texts of a value that is one of a few; None for any other."""
-    if not isinstance(schema, Mapping):
-        return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list) or not values or not all(value is None or isinstance(value, str | int | float) for value in values):
-        return None
-    return [quoted(value if isinstance(value, str) else json.dumps(value)) for value in values if value != ""] or None
-
-
-def _is_any_text(schema: Any, types: frozenset[str] | None) -> bool:
-    """Whether a value may be any text, since whatever its type, it has no other bounds."""
-    return isinstance(schema, Mapping) and not (types or set()) - _SCALARS and _is_unbounded(schema)
-
-
-def _is_unbounded(schema: Mapping[str, Any]) -> bool:
-    branches = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    return not schema.keys() - _PLAIN_VALUE - {"$defs", "definitions"} and all(map(_is_unbounded, branches))
-
-
-def _first_type(types: frozenset[str] | None) -> str:
-    return "number" if types == {"integer"} else min(types or {"string"})
 
 
 def _bare_call(form: ToolFormat) -> str:

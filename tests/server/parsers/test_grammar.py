@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxllm.server.parsers import TOOL_FORMATS, ToolFormat
-from jaxllm.server.parsers.grammar import (
-    PLAIN_CALLS,
-    Function,
-    InexpressibleError,
-    calls_grammar,
-    calls_or_body_grammar,
-    calls_or_text_grammar,
-)
+from jaxllm.server.parsers.functions import Function, InexpressibleError
+from jaxllm.server.parsers.grammar import PLAIN_CALLS, calls_grammar, calls_or_body_grammar, calls_or_text_grammar
 from jaxllm.text.grammar import checked_schema
 from jaxllm.text.grammar_compiler import GrammarCompiler
 from tests.checkpoints import script_ids
