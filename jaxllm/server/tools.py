@@ -78,7 +78,7 @@ def _named(tools: tuple[Mapping[str, Any], ...], choices: list[Any]) -> tuple[Ma
     for choice in choices:
         function = choice.get("function") if isinstance(choice, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        if name not in by_name:
+        if not isinstance(name, str) or name not in by_name:
             raise InvalidRequestError(
                 f"tool_choice names the function {name!r:.100}; tools has {', '.join(by_name)[:400]}", param="tool_choice", value=name
             )

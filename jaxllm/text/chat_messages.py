@@ -85,7 +85,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise InvalidRequestError(f"{where} must be an object or a string, got {part!r}", param="messages")
     kind = part.get("type", "text" if "text" in part else None)
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise NotSupportedError(
             f"{where} has type {kind!r}; only text is supported ({', '.join(_TEXT_PARTS)})", param="messages", value=kind
         )

@@ -106,6 +106,8 @@ def test_a_tool_result_in_parts_reaches_the_prompt():
 def test_media_is_refused():
     with pytest.raises(NotSupportedError, match=r"messages\[0\].content\[0\] has type 'image_url'"):
         render(CHATML, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}])
+    with pytest.raises(NotSupportedError, match="only text"):
+        render(CHATML, [{"role": "user", "content": [{"type": []}]}])
 
 
 def test_tool_call_arguments_become_objects():
