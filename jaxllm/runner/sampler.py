@@ -138,10 +138,14 @@ def choose(
         return logits, choosable
 
     logits, choosable = lax.cond(jnp.any(special), specialise, lambda logits: (logits, jnp.ones(logits.shape[:1], jnp.bool_)), sampled_ids)
-    tokens = lax.cond(
-        jnp.any(samples & ~greedy),
-        lambda logits: jnp.where(greedy, jnp.argmax(logits, axis=-1), _draw(logits, floats, ints, positions)).astype(jnp.int32),
-        lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32),
+    tokens = lax.switch(
+        # Where all rows of a step wait for their masks, nothing is sampled yet.
+        jnp.any(samples).astype(jnp.int32) + jnp.any(samples & ~greedy),
+        (
+            lambda logits: jnp.zeros(logits.shape[:1], jnp.int32),
+            lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32),
+            lambda logits: jnp.where(greedy, jnp.argmax(logits, axis=-1), _draw(logits, floats, ints, positions)).astype(jnp.int32),
+        ),
         logits,
     )
     top_ids, top_logprobs, rank = lax.cond(
