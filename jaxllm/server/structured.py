@@ -58,7 +58,9 @@ def with_calls(
         functions = choice.functions()
         try:
             grammar = calls_grammar(form or PLAIN_CALLS, functions, special, several=several)
-        except InexpressibleError:
+        except InexpressibleError as error:
+            if formats.are_harmony:
+                raise NotSupportedError(f"the model cannot be made to call: {error}", param="tools") from error
             form, grammar = None, calls_grammar(PLAIN_CALLS, functions, special, several=several)
         return StructuredOutputsParams(grammar=grammar), form or PLAIN_CALLS
     if choice.mode == "auto" and form is not None and (choice.wants_grammar or asked is not None):
