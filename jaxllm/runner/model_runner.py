@@ -87,7 +87,9 @@ class ModelRunner(Profiler):
         buckets = bucket_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._programs = BucketPrograms(buckets, self._compile_step, self.guard, lazy=compile_config.enforce_eager)
         self._admit = jax.jit(admit, donate_argnums=0)
+        # By number of rows: what samples those that wait, and how the steps' logits lie.
         self._sample_programs: dict[int, Any] = {}
+        self._logits_shardings: dict[int, jax.sharding.Sharding] = {}
         self._sample_lock = threading.Lock()
         self._count_history = jax.jit(count_history, donate_argnums=0)
         self._logprobs_of_rows = jax.jit(self._program.logprobs_of_rows)
@@ -107,6 +109,7 @@ class ModelRunner(Profiler):
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._placement.sharding())
         step = jax.jit(functools.partial(self._program.step, layout=layout), donate_argnums=1)
         program = step.lower(self._abstract_params, self._abstract_state, packed).compile()
+        self._logits_shardings[bucket.num_rows] = program.output_shardings[1].logits
         if self._state is not None:
             # Not needed to begin with.
             self._sample_program(bucket.num_rows)
@@ -117,7 +120,7 @@ class ModelRunner(Profiler):
         with self._sample_lock, self.guard.expected():
             program = self._sample_programs.get(num_rows)
             if program is None:
-                logits = jax.ShapeDtypeStruct((num_rows, self._vocab_size), jnp.float32, sharding=self._placement.sharding())
+                logits = jax.ShapeDtypeStruct((num_rows, self._vocab_size), jnp.float32, sharding=self._logits_shardings[num_rows])
                 sample = jax.jit(self._program.sample_waiting, donate_argnums=0)
                 waiting = self._waiting_rows(num_rows, (), (), ())
                 program = sample.lower(self._abstract_state.slots, logits, waiting).compile()

@@ -87,10 +87,9 @@ def sample(
     *,
     num_sampled_ids: int,
     max_logprobs: int,
-    allowed: jax.Array | None = None,
 ) -> tuple[SamplerOutput, SlotState]:
     """Sample a token for each row, and bring the state up to date: `choose` and `advance`."""
-    out = choose(raw, slots, positions, samples, state, num_sampled_ids=num_sampled_ids, max_logprobs=max_logprobs, allowed=allowed)
+    out = choose(raw, slots, positions, samples, state, num_sampled_ids=num_sampled_ids, max_logprobs=max_logprobs)
     return out, advance(state, slots, samples, out.tokens)
 
 
@@ -100,10 +99,10 @@ def choose(
     positions: jax.Array,
     samples: jax.Array,
     state: SlotState,
+    allowed: jax.Array | None = None,
     *,
     num_sampled_ids: int,
     max_logprobs: int,
-    allowed: jax.Array | None = None,
 ) -> SamplerOutput:
     """Sample a token for each row. Rows know nothing of each other.
 

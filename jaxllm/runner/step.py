@@ -91,19 +91,20 @@ class StepProgram:
         experts = sharded_experts(self.placement.mesh, experts_axis="expert", width_axis="model")
         hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch), rows=batch.states, experts=experts)
         logits = model.logits(hidden[batch.last_tokens])
-        sampled = self._sample(logits, batch, state.slots)
+        sampled = self._sample(logits, batch.slots, batch.next_positions, batch.samples, state.slots)
         slots = self._everywhere(advance(state.slots, batch.slots, batch.samples, sampled.tokens))
         sampled = sampled._replace(finite=sampled.finite & _finite_rows(hidden, batch))
         return StepState(tuple(caches), slots), StepOutput(sampled, hidden, logits)
 
     def sample_waiting(self, slots: SlotState, logits: jax.Array, waiting: WaitingRows) -> tuple[SlotState, SamplerOutput]:
         """Sample `waiting` rows of a step's logits [R, V]."""
-        rows, at, positions, samples, allowed = map(jnp.asarray, waiting)
-        bounds = {"num_sampled_ids": self.num_sampled_ids, "max_logprobs": self.max_logprobs}
-        sampled, slots = sample(logits[rows], at, positions, samples, slots, allowed=allowed, **bounds)
-        return slots, sampled
+        rows, at, positions, samples, allowed = self._everywhere(tuple(map(jnp.asarray, waiting)))
+        sampled = self._sample(logits[rows], at, positions, samples, slots, allowed)
+        return self._everywhere(advance(slots, at, samples, sampled.tokens)), sampled
 
-    def _sample(self, logits: jax.Array, batch: StepBatch, slots: SlotState) -> SamplerOutput:
+    def _sample(
+        self, logits: jax.Array, slots: jax.Array, positions: jax.Array, samples: jax.Array, state: SlotState, *allowed: jax.Array
+    ) -> SamplerOutput:
         """A token for each row of logits [R, V]. Devices share the rows where they can: sampling holds several copies of its logits."""
         mesh, rules, shards = self.placement.mesh, self.placement.rules, self.placement.num_shards
         sampler = partial(choose, num_sampled_ids=self.num_sampled_ids, max_logprobs=self.max_logprobs)
@@ -112,9 +113,9 @@ class StepProgram:
                 # Said outright: the compiler would rather gather the head's weights than pass the logits on.
                 logits = lax.with_sharding_constraint(logits, self.placement.sharding((None, "vocab")))
             rows = rules.partition(("rows",) if logits.shape[0] % shards == 0 else ())
-            specs = (rows, rows, rows, rows, rules.partition(()))
+            specs = (rows, rows, rows, rows, rules.partition(()), *[rows for _ in allowed])
             sampler = jax.shard_map(sampler, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
-        return self._everywhere(sampler(logits, batch.slots, batch.next_positions, batch.samples, slots))
+        return self._everywhere(sampler(logits, slots, positions, samples, state, *allowed))
 
     def _everywhere(self, tree: T) -> T:
         """Small arrays that every device has: otherwise the compiler shares them out, and gathers them again."""
