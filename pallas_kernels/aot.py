@@ -77,6 +77,7 @@ def run_isolated(module: str, request: Mapping[str, Any], *, timeout_s: float) -
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_ACCELERATOR_TYPE": f"{request['target'].partition(':')[0]}-4",
+        "MOSAIC_GPU_DUMP_PTXAS": "1",
     }
     command = [sys.executable, "-m", module]
     try:
@@ -87,8 +88,14 @@ def run_isolated(module: str, request: Mapping[str, Any], *, timeout_s: float) -
         raise AotError(f"{module} did not answer for {request['target']} within {timeout_s:.0f} s") from None
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
-            return json.loads(line.removeprefix(_MARK))
+            return json.loads(line.removeprefix(_MARK)) | _assembler_report(done.stdout + done.stderr)
     raise AotError(f"{module} failed for {request['target']} (exit {done.returncode}): {done.stderr.strip()[-2000:]}")
+
+
+def _assembler_report(text: str) -> dict[str, int]:
+    """What the GPU's assembler said of Mosaic kernels: most registers of a thread, and bytes spilled; {} where there are none."""
+    registers, spilled = (list(map(int, re.findall(pattern, text))) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill"))
+    return {"registers": max(registers), "spill_bytes": sum(spilled)} if registers else {}
 
 
 def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 The request: target, kv_heads, heads, head_dim, dtype, tokens, rows, page_size, pages_per_row, num_pages, and optionally
 window, softcap, sinks.
-The answer: seconds, temp_bytes, alias_bytes, argument_bytes, cache_bytes; and for TPUs vmem_bytes (planned) and blocks.
+The answer: seconds, temp_bytes, alias_bytes, argument_bytes, cache_bytes; for TPUs vmem_bytes (planned) and blocks; for GPUs smem_bytes.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ def _cache_shapes(request: dict[str, Any], device: Device, dtype: jnp.dtype) -> 
 
 def _kernel(device: Device, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The kernel for the device, and what was planned for it."""
+    q, k, _, cache, table = arguments[:5]
     if device.platform == "gpu":
         from pallas_kernels.ragged_paged_attention import gpu
 
-        return gpu.attend, {}
-    q, k, _, cache, table = arguments[:5]
+        decode = q.shape[0] == table.shape[0]
+        return gpu.attend, {"smem_bytes": gpu.shared_bytes(q.shape[2], cache[1].shape[2], decode=decode)}
     shape = tpu.shape_of(q, k, cache, table)
     blocks = choose_blocks(shape, device)
     return functools.partial(tpu.attend, blocks=blocks), {"vmem_bytes": blocks.vmem(shape), "blocks": asdict(blocks)}

@@ -110,6 +110,13 @@ def _stages(head_dim: int, page_size: int, warpgroups: int) -> int:
     return min(_MAX_STAGES, half if warpgroups == 1 and half >= 2 else whole)
 
 
+def shared_bytes(head_dim: int, page_size: int, *, decode: bool) -> int:
+    """Shared memory of a block for queries and pages."""
+    warpgroups = 1 if decode else _PREFILL_WARPGROUPS
+    queries = warpgroups * _WARPGROUP_ROWS * (head_dim * 2 + 4)
+    return queries + _stages(head_dim, page_size, warpgroups) * 2 * page_size * head_dim * 2
+
+
 def _write(k: jax.Array, v: jax.Array, cache: Pages, page_table: jax.Array, q_starts: jax.Array, kv_lens: jax.Array) -> Pages:
     """Store k, v [T, K, D] in their pages; padding tokens go to the sink. What is not finite becomes zero."""
     size, num_rows = cache[1].shape[2], kv_lens.shape[0]

@@ -81,6 +81,8 @@ def test_the_kernel_compiles_for_hopper_and_updates_pages_in_place(target, model
     found = compile_isolated(KERNEL, request, timeout_s=300)
     assert found["alias_bytes"] >= found["cache_bytes"]
     assert found["temp_bytes"] < 64 * MIB
+    assert found["registers"] <= 255
+    assert found["spill_bytes"] == 0
 
 
 @needs_gpu_compiler
