@@ -179,13 +179,18 @@ def compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoin
 
 def _stored_dtype(hf_config: Mapping[str, Any], checkpoint: Checkpoint | None) -> str:
     """What the config says, or else the dtype of the first tensor."""
-    text_config = hf_config.get("text_config") or {}
-    for source in (text_config, hf_config):
+    name = next(iter(checkpoint.names()), None) if checkpoint is not None else None
+    first = str(checkpoint.dtype(name)) if checkpoint is not None and name is not None else "float32"
+    return named_dtype(hf_config) or first
+
+
+def named_dtype(hf_config: Mapping[str, Any]) -> str | None:
+    """The dtype that the config names, if any."""
+    for source in (hf_config.get("text_config") or {}, hf_config):
         named = source.get("dtype") or source.get("torch_dtype")
         if named and named != "auto":
             return str(named).removeprefix("torch.")
-    name = next(iter(checkpoint.names()), None) if checkpoint is not None else None
-    return str(checkpoint.dtype(name)) if checkpoint is not None and name is not None else "float32"
+    return None
 
 
 def define(files: ModelFiles, dtype: str, config: EngineConfig, max_model_len: int | None) -> ModelDef:

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, JaxllmError, OutOfMemoryPlanError
-from jaxllm.launch import compute_dtype, define, step_limits
+from jaxllm.launch import compute_dtype, define, named_dtype, step_limits
 from jaxllm.model_files import ModelFiles
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend, choose_backend
@@ -48,11 +48,14 @@ def make_plan(request: dict[str, Any]) -> dict[str, Any]:
     target = parse_target(request["target"])
     device = target.device
     config = EngineConfig.from_json(request["config"])
+    if config.model.dtype == "auto" and request["kind"] == "hf" and named_dtype(request["hf_config"]) is None:
+        # The tensors would say; those of models that leave it open are bfloat16 as a rule.
+        config = replace(config, model=replace(config.model, dtype="bfloat16"))
     path = Path(request["name"])
     files = ModelFiles(
         kind=request["kind"], path=path, config=request["hf_config"], generation_config={}, name=request["name"], tokenizer_path=path
     )
-    engine = _Engine(config, files, device, config.parallel.tensor_parallel_size)
+    engine = _Engine(config, files, device, config.parallel.tensor_parallel_size, {})
     found: dict[str, Any] = {
         "model": files.name,
         "architecture": engine.model_def.architecture,
@@ -75,21 +78,24 @@ def make_plan(request: dict[str, Any]) -> dict[str, Any]:
     try:
         plan = engine.plan()
     except OutOfMemoryPlanError as error:
-        return found | {"fits": False, "reason": str(error), "would_fit": list(_what_would_fit(config, files))}
+        return found | {"fits": False, "reason": str(error), "would_fit": list(_what_would_fit(engine))}
     return found | {"fits": True} | _capacity(engine, plan, request.get("context_len"))
 
 
 class _Engine:
-    """The abstract parts of an engine on some devices of a kind."""
+    """The abstract parts of an engine on some devices of a kind. models: by number of shards, those defined so far."""
 
-    def __init__(self, config: EngineConfig, files: ModelFiles, device: Device, shards: int):
+    def __init__(self, config: EngineConfig, files: ModelFiles, device: Device, shards: int, models: dict[int, ModelDef]):
+        self.files, self.models = files, models
         self.config = replace(config, parallel=replace(config.parallel, tensor_parallel_size=shards))
         self.device = device
         self.shards = shards
         self.dtype = compute_dtype(config, files, None, device.platform)
         self.backend: AttentionBackend = choose_backend(device.platform, device.kind)
         self.limits: Limits = step_limits(config, device.platform)
-        self.model_def: ModelDef = define(files, self.dtype, self.config, config.model.max_model_len)
+        if shards not in models:
+            models[shards] = define(files, self.dtype, self.config, config.model.max_model_len)
+        self.model_def = models[shards]
         mesh = AbstractMesh((1, 1, shards), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
         self.placement = Placement(cast(Mesh, mesh))
 
@@ -109,13 +115,16 @@ class _Engine:
         )
 
 
-def _what_would_fit(config: EngineConfig, files: ModelFiles) -> Iterator[str]:
+def _what_would_fit(engine: _Engine) -> Iterator[str]:
     """The smallest target of each kind of device that the engine fits."""
+    whole = engine.weights * engine.shards
     for device in DEVICES.values():
         for size in device.slices:
             target = Target(device, size)
+            if whole / target.num_devices > 2 * device.hbm_bytes:
+                continue  # far from it, although some of these weights may be copies
             try:
-                _Engine(config, files, device, target.num_devices).plan()
+                _Engine(engine.config, engine.files, device, target.num_devices, engine.models).plan()
             except (ConfigError, OutOfMemoryPlanError):
                 continue
             yield target.name

@@ -63,9 +63,10 @@ GPU_HEAD = """
 ## Ragged paged attention (Hopper)
 
 Mosaic GPU: wgmma, and a warpgroup that fetches pages by the tensor memory accelerator ahead of those that compute. Pages of 64
-positions, in the layout of XLA's attention, which takes over for what the kernel does not do (float32, head dims that are no multiple of 16, latents,
-chunks, linear biases). *Registers* and *spilled* are what the assembler says. The temporaries are queries and outputs in tiles, for the
-most tiles that a step can have. GPUs before Hopper, and Blackwell, which has no wgmma, run on XLA's attention; the log says so once.
+positions, in the layout of XLA's attention, which takes over for what the kernel does not do (float32, head dims that are no multiple of
+16, latents, chunks, linear biases). *Registers* and *spilled* are what the assembler says. The temporaries are queries and outputs in
+tiles, for the most tiles that a step can have. GPUs before Hopper, and Blackwell, which has no wgmma, run on XLA's attention; the log
+says so once.
 
 | model | step | target | compiled in s | shared memory KiB | registers | spilled bytes | temporaries MiB | in place |
 |---|---|---|---|---|---|---|---|---|

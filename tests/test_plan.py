@@ -57,6 +57,42 @@ def test_llama_70b_does_not_fit_four_chips_and_what_would_is_named(conformance_d
     assert "v6e:2x4" in found["would_fit"]
 
 
+def test_qwen3_30b_a3b_on_four_v6e_chips(conformance_data):
+    found = plan(real(conformance_data, "Qwen--Qwen3-30B-A3B"), "v6e:2x2", shards=4, max_model_len=8192, max_num_seqs=64)
+
+    # A quarter of 32 query and 4 KV heads, and a quarter of each of 128 experts of width 768; routers and norms are everywhere.
+    attention = (8 + 1 + 1 + 8) * 128 * 2048
+    expert = 3 * 2048 * 768 // 4
+    router = 128 * 2048
+    norms = 2 * 2048 + 2 * 128
+    embeddings = 2 * 151936 // 4 * 2048
+    assert found["memory"]["weights"] == pytest.approx(2 * (48 * (attention + 128 * expert + router + norms) + embeddings + 2048), rel=2e-3)
+    assert found["kv_bytes_per_token"] == 48 * 2 * 128 * 2
+    # One token goes to eight experts of each layer.
+    one = found["decode"][0]
+    assert one["flops"] == pytest.approx(2 * (48 * (attention + 8 * expert + router) + embeddings / 2) + 48 * 4 * 8 * 128 * 2048, rel=1e-2)
+
+
+def test_gpt_oss_20b_on_one_h100(conformance_data):
+    found = plan(real(conformance_data, "openai--gpt-oss-20b"), "h100:1", max_model_len=8192, max_num_seqs=64)
+
+    # The config names no dtype: bfloat16. 64 query and 8 KV heads of 64, 32 experts of width 2880.
+    attention = (64 + 8 + 8 + 64) * 64 * 2880
+    weights = 2 * (24 * (attention + 32 * 3 * 2880 * 2880) + 2 * 201088 * 2880)
+    assert found["fits"]
+    assert found["memory"]["weights"] == pytest.approx(weights, rel=2e-3)  # biases, routers, sinks and norms are the rest
+    assert found["kv_bytes_per_token"] == 24 * 2 * 8 * 64 * 2
+
+
+def test_deepseek_v3_does_not_fit_eight_h100(conformance_data):
+    found = plan(real(conformance_data, "deepseek-ai--DeepSeek-V3"), "h100:8", shards=8, max_model_len=8192, max_num_seqs=64)
+    assert not found["fits"]
+    assert found["num_params"] == pytest.approx(671e9, rel=1e-3)
+    # An eighth of 671 billion two-byte weights; latents are on all.
+    assert found["memory"]["weights"] == pytest.approx(671e9 * 2 / 8, rel=2e-2)
+    assert "b200:8" in found["would_fit"]
+
+
 def test_prefill_is_bound_by_compute(conformance_data):
     found = plan(real(conformance_data, "meta-llama--Meta-Llama-3.1-8B"), "h100:1", max_num_batched_tokens=2048)
     chunk = found["prefill"]

@@ -33,7 +33,7 @@ _SHARED_MEMORY = 227 * 1024  # of a block; two blocks fit a multiprocessor with 
 _RESERVED = 4096  # of a block, for barriers and reductions
 _MAX_STAGES = 6
 _MULTIPROCESSORS = 132  # to choose how decodes are cut; any Hopper has about as many
-_WIDEST_VALUES = 128  # columns of values that one product takes: accumulators stay in registers
+_WIDEST_VALUES = 128  # columns of values that one product takes; wider ones go in parts of 64, so that everything stays in registers
 
 Pages = tuple[jax.Array, jax.Array]
 
@@ -89,8 +89,8 @@ def check_shape(dtype: Any, num_heads: int, num_kv_heads: int, head_dim: int, pa
     dtype = jnp.dtype(dtype)
     if dtype.name not in ("bfloat16", "float16"):
         raise UnsupportedShapeError(f"attention in {dtype.name} is not supported by the GPU kernel; bfloat16 and float16 are")
-    if head_dim % 16 or not 16 <= head_dim <= 256:
-        raise UnsupportedShapeError(f"head_dim {head_dim} is not supported by the GPU kernel; multiples of 16 up to 256 are")
+    if head_dim % (16 if head_dim <= _WIDEST_VALUES else 64) or not 16 <= head_dim <= 256:
+        raise UnsupportedShapeError(f"head_dim {head_dim} is not supported by the GPU kernel; multiples of 16 up to 128, 192 and 256 are")
     if page_size not in (64, 128, 256):
         raise UnsupportedShapeError(f"pages of {page_size} positions are not supported by the GPU kernel; block_size 64, 128 or 256 is")
     if num_heads // num_kv_heads > _WARPGROUP_ROWS:
@@ -370,7 +370,7 @@ class _Program:
 
     def _start(self, head_dim: int) -> Any:
         """Running maxima and sums [64], and weighted sums of values [64, D] in parts."""
-        width = head_dim if head_dim <= _WIDEST_VALUES else head_dim // 2
+        width = head_dim if head_dim <= _WIDEST_VALUES else 64
         by_row = plgpu.Layout.WGMMA.reduce(1)
         top = plgpu.layout_cast(jnp.full((_WARPGROUP_ROWS,), _FLOOR, jnp.float32), by_row)
         total = plgpu.layout_cast(jnp.zeros((_WARPGROUP_ROWS,), jnp.float32), by_row)
