@@ -1,16 +1,17 @@
-"""LFM2: gated short convolutions, with attention between."""
+"""LFM2: gated short convolutions, with attention between, and experts in the larger ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from jaxllm.errors import ModelLoadError
+from jaxllm.models.experts import TRAINING_KEYS, expert_rules, with_experts
 from jaxllm.models.family import Family
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import IGNORED, llama_like
 from jaxllm.models.names import decoder_rules
 from jaxllm.models.state_names import short_conv_rules
-from jaxllm.specs import BlockSpec, DecoderSpec, NormSpec, ShortConvSpec
+from jaxllm.specs import BlockSpec, DecoderSpec, MLPSpec, MoESpec, NormSpec, RouterSpec, ShortConvSpec
 
 
 def _mlp_width(config: HFConfig) -> int:
@@ -33,6 +34,23 @@ def _layer_types(config: HFConfig) -> list[str]:
 
 
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    return _decoder(config, max_model_len, _mlp_width(config))
+
+
+def _moe_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    router = RouterSpec(
+        config.size("num_experts", 32),
+        config.size("num_experts_per_tok", 4),
+        scores="sigmoid",
+        normalised=config.flag("norm_topk_prob", True),
+        correction=config.flag("use_expert_bias", True),
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
+    moe, first = MoESpec(router, MLPSpec(config.size("moe_intermediate_size"), "silu")), config.get("num_dense_layers", 2)
+    return with_experts(_decoder(config, max_model_len, config.size("intermediate_size")), moe, lambda layer: layer >= first)
+
+
+def _decoder(config: HFConfig, max_model_len: int | None, mlp_width: int) -> DecoderSpec:
     width = config.size("hidden_size")
     norm = NormSpec("rms", config.number("norm_eps", 1e-5))
     spec = llama_like(
@@ -43,7 +61,7 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
         norm=norm,
         qk_norm=True,
         activation="silu",
-        mlp_width=_mlp_width(config),
+        mlp_width=mlp_width,
         tied=True,
     )
     conv = ShortConvSpec(width, config.size("conv_L_cache", 3), config.flag("conv_bias", False))
@@ -73,4 +91,9 @@ _RULES = (
 _HARMLESS = ("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init",
              "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc")  # fmt: skip
 
+_EXPERTS = expert_rules(at="model.layers.{i}.feed_forward.", correction="expert_bias", each=("w1", "w3", "w2"))
+
 LFM2 = Family("Lfm2ForCausalLM", _spec, _RULES, prefix="model.", ignored=IGNORED, harmless_keys=_HARMLESS)
+LFM2_MOE = replace(
+    LFM2, architecture="Lfm2MoeForCausalLM", to_spec=_moe_spec, rules=(*_RULES, *_EXPERTS), harmless_keys=(*_HARMLESS, *TRAINING_KEYS)
+)

@@ -101,6 +101,13 @@ CASES = tuple(
         "granite_hybrid_dense": _config(
             "GraniteMoeHybridForCausalLM", "granitemoehybrid", **{**_GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"}
         ),
+        "lfm2_experts": _config(
+            "Lfm2MoeForCausalLM",
+            "lfm2_moe",
+            **{**_LFM2, "block_multiple_of": None, "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2},
+            moe_intermediate_size=24,
+            routed_scaling_factor=1.5,
+        ),
         "jamba": _config("JambaForCausalLM", "jamba", **_JAMBA),
     }.items()
 )
