@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import jax
 import pytest
 
 from jaxllm.cli import plan
 from jaxllm.cli.main import main
-from pallas_kernels.aot import AotError
+from pallas_kernels.aot import AotError, missing_compiler
 from tests.checkpoints import tiny_config
 
 STEP = {
@@ -47,6 +48,17 @@ def test_a_plan_is_printed_with_what_the_compiler_found(config, capsys, monkeypa
         assert text in out
     assert [(r["num_tokens"], r["num_rows"]) for r in requests] == [(16, 16), (2048, 16)]
     assert requests[0]["num_layers"] == 2
+
+
+@pytest.mark.skipif(missing_compiler("gpu") is not None or jax.__version_info__ < (0, 12), reason="needs jax 0.12 and jaxllm[plan-gpu]")
+def test_a_plan_compiles_its_steps(config, capsys):
+    options = ["--dtype", "bfloat16", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
+    assert main(["plan", config, "--target", "a100:2", *options, "--json"]) == 0
+    decode, mixed = json.loads(capsys.readouterr().out)["steps"]
+    assert (decode["num_tokens"], decode["num_rows"], mixed["num_tokens"], mixed["num_rows"]) == (8, 8, 64, 8)
+    for step in (decode, mixed):
+        assert step["alias_bytes"] >= step["cache_bytes"] > 0
+        assert sum(c["count"] for c in step["collectives"] if c["in_layers"]) == 2 * step["num_layers"]
 
 
 def test_without_a_compiler_the_arithmetic_is_printed_and_one_line_says_what_to_install(config, capsys, monkeypatch):

@@ -83,7 +83,7 @@ def test_the_kernel_compiles_for_hopper_and_updates_pages_in_place(target, model
     assert found["temp_bytes"] < 64 * MIB
     assert found["registers"] <= 255
     # Accumulators of 256 columns are half of a thread's registers.
-    assert found["spill_bytes"] == 0 or (model["head_dim"] == 256 and found["spill_bytes"] < 6000)
+    assert found["spill_bytes"] == 0 or (model["head_dim"] == 256 and found["spill_bytes"] < 12000)
 
 
 @needs_gpu_compiler
