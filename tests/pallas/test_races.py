@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.ragged_paged_attention import reference, tpu
+from pallas_kernels.ragged_paged_attention import reference, tpu, tpu_stream
 from tests.pallas.steps import assert_same, make_step
 from tests.pallas.test_ragged_paged_attention import BLOCKS
 
@@ -40,5 +40,5 @@ def test_transfers_and_computation_do_not_race(step):
 
 @pytest.mark.parametrize("step", [DECODES, pytest.param(MIXED, marks=pytest.mark.heavy)], ids=["decodes", "mixed"])
 def test_a_missing_wait_for_pages_is_caught(step, monkeypatch):
-    monkeypatch.setattr(tpu._Stream, "wait", lambda self, item, block, slot: None)
+    monkeypatch.setattr(tpu_stream.Stream, "wait", lambda self, item, block, slot: None)
     assert races_found(step)
