@@ -29,7 +29,7 @@ async def main() -> None:
         free = Agent(name="a", instructions="Be kind.", model=model, model_settings=ModelSettings(temperature=0), tools=[report])
         assert (await Runner.run(free, "hi")).final_output == os.environ["SENTENCE"]
         # The first turn must call; what follows is free again.
-        forced = free.clone(model_settings=ModelSettings(temperature=0, tool_choice="required"))
+        forced = free.clone(model_settings=ModelSettings(temperature=0, tool_choice="required", parallel_tool_calls=False))
         streamed = Runner.run_streamed(forced, "hi")
         async for _ in streamed.stream_events():
             pass
