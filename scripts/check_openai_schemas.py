@@ -3,8 +3,8 @@
     python scripts/check_openai_schemas.py PATH_TO_OPENAPI
 
 The document (openapi.json or openapi.yaml of github.com/openai/openai-openapi) is not part of this repository. Every kind of body and
-stream event of the endpoints that OpenAI has too is made by the application over an engine that says what it is told. Exits with 1 where
-one does not fit.
+stream event of the endpoints that OpenAI has too is made by the application over an engine that says what it is told, and embeddings by a
+served model. Exits with 1 where one does not fit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from starlette.testclient import TestClient
 
 from jaxllm.server.app import create_app
 from tests.checkpoints import script_ids
+from tests.golden.pooling_cases import CASES
+from tests.pooling_models import write_pooling_model
 from tests.server.conftest import serving_state
 from tests.server.fake_engine import FakeEngine, load_test_tokenizer
+from tests.server.served import Served
 
 SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 TOOL = {"type": "function", "function": {"name": "search", "description": "Search", "parameters": SCHEMA}}
@@ -143,6 +146,15 @@ def main() -> int:
                 checker.check(f"an event of {path}", chunk, event)
     for path, body in (("/v1/chat/completions", {}), ("/v1/completions", {"prompt": 1}), ("/v1/responses", {"model": "none"})):
         checker.check(f"an error of {path}", client.post(path, json=body).json(), "ErrorResponse")
+    with tempfile.TemporaryDirectory() as folder:
+        server = Served(write_pooling_model(Path(folder), CASES["bert"].config), max_model_len=64)
+        try:
+            for options in ({}, {"encoding_format": "float", "dimensions": None}):
+                checker.check(
+                    "/v1/embeddings", server.post("/v1/embeddings", input=["a", "dog"], **options).json(), "CreateEmbeddingResponse"
+                )
+        finally:
+            server.kill()
     print(f"{checker.count} bodies and events, {checker.failures} of which do not fit")
     return 1 if checker.failures else 0
 

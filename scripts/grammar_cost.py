@@ -46,7 +46,9 @@ def main() -> None:
         write_model(Path(folder), config, tokenizer=False)
         for file in args.tokenizer.iterdir():
             shutil.copy(file, folder)
-        with LLM(folder, max_model_len=512, max_num_seqs=args.rows, max_num_batched_tokens=512, kv_cache_memory_bytes=2**28) as llm:
+        with LLM(
+            folder, max_model_len=512, max_num_seqs=args.rows, max_num_batched_tokens=512, kv_cache_memory_bytes=2**28, enforce_eager=True
+        ) as llm:
             best: dict[str, tuple[float, float]] = {}
             for _ in range(args.rounds):
                 for name, constraint in CONSTRAINTS.items():
