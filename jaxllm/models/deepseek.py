@@ -16,7 +16,9 @@ from jaxllm.weights.rules import rule
 from jaxllm.weights.transforms import HEAD_KEYS, HEAD_VALUES, SPLIT_OUTPUTS
 
 
-def mla_spec(config: HFConfig, max_model_len: int | None, *, default_positions: int, interleaved: bool) -> MLASpec:
+def mla_spec(
+    config: HFConfig, max_model_len: int | None, *, default_positions: int, interleaved: bool, default_value_dim: int | None = None
+) -> MLASpec:
     """Latent attention under DeepSeek's keys."""
     nope, rope_dim, latent = (config.size(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     rope = read_rope(config, max_positions=config.size("max_position_embeddings", default_positions))
@@ -29,7 +31,7 @@ def mla_spec(config: HFConfig, max_model_len: int | None, *, default_positions: 
         latent_dim=latent,
         nope_dim=nope,
         rope_dim=rope_dim,
-        value_dim=config.size("v_head_dim"),
+        value_dim=config.size("v_head_dim", *(() if default_value_dim is None else (default_value_dim,))),
         attend=AttendSpec(scale, latent=latent),
         rope=rope_spec(rope, rope_dim, max_model_len or rope.context_length(), interleaved=interleaved),
         norm=NormSpec("rms", 1e-6),

@@ -107,6 +107,16 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {key}={value!r} is not supported; supported: {', '.join(sorted(choices))}")
         return choices[value]
 
+    def need(self, key: str) -> Any:
+        """The value.
+
+        Raises:
+            ModelLoadError: absent or null.
+        """
+        if (value := self.get(key)) is None:
+            raise ModelLoadError(f"config.json lacks {key!r}")
+        return value
+
     def expect(self, key: str, *values: Any) -> None:
         """Check that the key is absent, null, or has one of `values`: the only ones that this family is implemented for.
 

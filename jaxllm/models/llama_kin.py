@@ -26,16 +26,6 @@ def granite_like(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     )
 
 
-def _minicpm_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
-    spec = llama_like(config, max_model_len, default_positions=2048, tied=True)
-    scale = config.number("scale_depth", 1.0) / len(spec.blocks) ** 0.5
-    return replace(
-        change_blocks(spec, lambda i, block: replace(block, residual_scale=scale)),
-        embedding_scale=config.number("scale_emb", 1.0),
-        logit_scale=config.number("dim_model_base", 1.0) / spec.width,
-    )
-
-
 def _seed_oss_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     config.size("head_dim")
     return llama_like(
@@ -106,7 +96,6 @@ def _internlm3_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
 _OUTPUT_NORM_RULES = decoder_rules(attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm")
 
 GRANITE = Family("GraniteForCausalLM", granite_like, RULES, prefix="model.", ignored=IGNORED)
-MINICPM = replace(GRANITE, architecture="MiniCPMForCausalLM", to_spec=_minicpm_spec)
 SEED_OSS = replace(GRANITE, architecture="SeedOssForCausalLM", to_spec=_seed_oss_spec, harmless_keys=("residual_dropout",))
 ERNIE = replace(GRANITE, architecture="Ernie4_5ForCausalLM", to_spec=_ernie_spec)
 SMOLLM3 = replace(GRANITE, architecture="SmolLM3ForCausalLM", to_spec=_smollm3_spec, harmless_keys=("max_window_layers",))

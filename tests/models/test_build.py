@@ -18,7 +18,8 @@ from jaxllm.model_files import ModelFiles
 from jaxllm.models.build import define_model
 from jaxllm.models.registry import FAMILIES
 from jaxllm.specs import DecoderSpec
-from tests.checkpoints import tiny_config
+from jaxllm.weights.rules import load_params
+from tests.checkpoints import MemoryCheckpoint, random_tensors, tiny_config
 from tests.golden.case import Case
 from tests.golden.cases import BY_ARCHITECTURE, CASES
 
@@ -35,6 +36,15 @@ LLAMA_8B = {
 }
 # Billions of parameters of the released models, tied heads counted once.
 RELEASED = {
+    "google--gemma-2-9b-it": 9.241705984,
+    # From the config by hand: 2 * 100278 * 5120 of embeddings and head, 5120 of the last norm, and in each of 64 layers 5120 * (5120 + 2 *
+    # 1024) + 5120 * 5120 of attention, 3 * 5120 * 27648 of the MLP, 6144 of head norms, 2 * 5120 of norms.
+    "allenai--Olmo-3.1-32B-Instruct": 32.233522176,
+    # By hand, its head tied: 65024 * 8192 of embeddings, 2 * 8192 of the last norm, and in each of 60 layers 8192 * (8192 + 2 * 512) +
+    # 8192 * 8192 of attention, 8 * 8192 * 8192 of the MLP, 4 * 8192 of norms.
+    "ipex-tiiuae_falcon-40b": 41.303293952,
+    # By hand: 50432 * 4096 of embeddings, 4096 of the last norm, in each of 32 layers 12 * 4096 * 4096 of matrices, 2 * 4096 of norms.
+    "ipex-mosaicml_mpt-7b": 6.649286656,
     "Qwen--Qwen2.5-7B-Instruct": 7.6156,
     "Qwen--Qwen3-0.6B": 0.59605,
     "Qwen--Qwen3-32B": 32.7621,
@@ -61,8 +71,26 @@ RELEASED = {
 }
 
 
+# The defaults of these configs are those of a released model; its published number of parameters, tied heads counted once.
+DEFAULTS = {
+    "cohere": 34_980_831_232,  # c4ai-command-r-v01
+    "ernie4_5": 360_748_032,  # ERNIE-4.5-0.3B
+    "falcon": 6_921_720_704,  # falcon-7b
+    "glm": 9_399_951_360,  # glm-4-9b
+    "glm4": 9_400_279_040,  # GLM-4-9B-0414
+    "gpt2": 124_439_808,
+    "gpt_neox": 20_554_567_680,  # gpt-neox-20b
+    "gptj": 6_050_882_784,  # gpt-j-6b
+    "opt": 125_239_296,  # opt-125m
+    "phi3": 3_821_079_552,  # Phi-3-mini
+    "smollm3": 3_075_098_624,  # SmolLM3-3B
+    "stablelm": 2_795_443_200,  # stablelm-3b-4e1t
+    "starcoder2": 3_030_371_328,  # starcoder2-3b
+}
+
+
 # Why a config of a supported architecture may be refused.
-_REASONS = ("quantization_config", "enable_moe_block=true is not supported")
+_REASONS = ("quantization_config", "is not supported", "; supported: ")
 
 
 def define(config: dict[str, Any], **options: Any) -> Any:
@@ -92,6 +120,13 @@ def test_large_model_is_defined_without_memory_for_it() -> None:
 def test_released_models_have_their_number_of_parameters(name: str, conformance_data: Path) -> None:
     config = json.loads((conformance_data / "hf_configs" / f"{name}.json").read_text())
     assert define(config, dtype="bfloat16").num_params / 1e9 == pytest.approx(RELEASED[name], rel=1e-4)
+
+
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_default_configs_have_the_parameters_of_the_models_they_describe(model_type: str, conformance_data: Path) -> None:
+    config = json.loads((conformance_data / "hf_configs" / "transformers_defaults" / f"{model_type}.json").read_text())
+    architecture = next(case.architecture for case in CASES.values() if case.config["model_type"] == model_type)
+    assert define(config | {"architectures": [architecture]}, dtype="bfloat16").num_params == DEFAULTS[model_type]
 
 
 def test_every_real_config_is_understood_or_refused_with_a_reason(conformance_data: Path) -> None:
@@ -229,10 +264,22 @@ def test_layer_types_that_cannot_be_honoured_are_refused(changes: dict[str, Any]
 
 
 def test_unsupported_architecture_lists_the_supported_ones() -> None:
-    with pytest.raises(ModelLoadError, match="OwnForCausalLM is not supported; supported: LlamaForCausalLM, MistralForCausalLM"):
-        define(tiny_config() | {"architectures": ["OwnForCausalLM"]})
+    with pytest.raises(ModelLoadError, match="OwnModel is not supported; supported: LlamaForCausalLM, MistralForCausalLM"):
+        define(tiny_config() | {"architectures": ["OwnModel"]})
     with pytest.raises(ModelLoadError, match="without 'architectures'"):
         define({"model_type": "llama"})
+
+
+def test_unknown_architecture_that_says_nothing_llama_would_not_is_read_as_llama(caplog: pytest.LogCaptureFixture) -> None:
+    config = tiny_config() | {"architectures": ["OwnForCausalLM"], "model_type": "own"}
+    assert define(config).spec == spec()
+    assert "OwnForCausalLM is not known" in caplog.text
+    load_params(define(config), MemoryCheckpoint(random_tensors(tiny_config())), lambda name, array: array)
+    with pytest.raises(ModelLoadError, match=r"OwnForCausalLM is not supported; supported: .*Llama-like decoder: .*twist=2"):
+        define(config | {"twist": 2})
+    more = random_tensors(tiny_config()) | {"model.layers.0.self_attn.q_norm.weight": np.ones(8, np.float32)}
+    with pytest.raises(ModelLoadError, match=r"1 tensors that this model does not use: model.layers.0.self_attn.q_norm.weight"):
+        load_params(define(config), MemoryCheckpoint(more), lambda name, array: array)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,10 @@ ENGINE_CASES = [
     "mamba",
     "qwen3_5",
     "falcon_h1",
+    "gemma2",
+    "gemma4",
+    "bloom",
+    "ministral3",
 ]
 
 

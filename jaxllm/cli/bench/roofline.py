@@ -8,6 +8,7 @@ counts against it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -79,12 +80,12 @@ def model_cost(config: EngineConfig, dtype: str) -> ModelCost:
 
     model = define_model(resolve_model(config.model).config, dtype=dtype)
     spec = model.spec
-    table = spec.vocab_size * spec.width
-    # An embedding is looked up, not multiplied; tied, the same table is the head.
-    tables = table if spec.tied_head else 2 * table
-    learned = (spec.learned_positions or 0) * spec.width
+    table = spec.vocab_size * (spec.embedding_width or spec.width)
+    # Tables are looked up, not multiplied; where it is tied, the same one is the head.
+    tables = ("embed.weight", "embed.positions", "layer_inputs.weight", "head.weight")
+    looked_up = sum(math.prod(model.shapes[name].shape) for name in tables if name in model.shapes)
     return ModelCost(
-        body_params=model.num_params - tables - learned - sum(_idle(block.feed_forward, spec.width) for block in spec.blocks),
+        body_params=model.num_params - looked_up - sum(_idle(block.feed_forward, spec.width) for block in spec.blocks),
         head_params=table,
         bytes_per_param=BYTES[dtype],
         attention=tuple(_attention(block.mixer) for block in spec.blocks if block.mixer),

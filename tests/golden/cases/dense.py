@@ -112,6 +112,13 @@ CASES = (
             logits_scaling=2.0, tie_word_embeddings=True,
         ),
     ),
+    Case(
+        "minicpm3",
+        llama_like(
+            "MiniCPM3ForCausalLM", "minicpm3", q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
+            num_key_value_heads=4, scale_emb=3.0, scale_depth=1.2, dim_model_base=16, tie_word_embeddings=True,
+        ),
+    ),
     Case("cohere", _layer_norm("CohereForCausalLM", "cohere", logit_scale=0.25, tie_word_embeddings=True)),
     Case("cohere_qk_norm", _layer_norm("CohereForCausalLM", "cohere", logit_scale=0.5, use_qk_norm=True, tie_word_embeddings=True)),
     Case(
