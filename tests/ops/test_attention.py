@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.ops.attention import AttentionMetadata, LayerCache, reference, xla
+from jaxllm.ops.attention import AttentionMetadata, LayerCache, gpu, reference, xla
 from jaxllm.specs import AttendSpec
 
 HEAD_DIM, NUM_KV = 16, 2
@@ -142,3 +142,23 @@ def test_an_overflow_stays_in_its_row(bad):
     for row in (0, 3):
         mine = np.asarray(metadata.token_rows) == row
         np.testing.assert_allclose(dirty[mine], clean[mine], atol=1e-6)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="this jax has no interpreter for GPU kernels")
+@pytest.mark.parametrize("spec", [AttendSpec(0.3, window=70, softcap=3.0), AttendSpec(0.3, window=12, chunked=True)], ids=["kernel", "xla"])
+def test_the_gpu_backend_equals_the_reference_over_the_same_pages(spec, caplog):
+    from jax.experimental.pallas import mosaic_gpu
+
+    rng = np.random.default_rng(0)
+    metadata, cache = make_step(rng, [(1, 90), (5, 62)], 8, 2, 64, spec.window, pages_per_row=3)
+    cache = jax.tree.map(lambda pages: pages.astype(jnp.bfloat16), cache)
+    q = jnp.array(rng.normal(size=(8, 2 * NUM_KV, HEAD_DIM)), jnp.bfloat16)
+    k, v = (jnp.array(rng.normal(size=(8, NUM_KV, HEAD_DIM)), jnp.bfloat16) for _ in range(2))
+
+    want, want_cache = reference.attend(q, k, v, cache, metadata, spec)
+    gpu.say_once.cache_clear()
+    got, got_cache = gpu.Attend(mosaic_gpu.InterpretGPUParams())(q, k, v, cache, metadata, spec)
+
+    np.testing.assert_allclose(np.asarray(got[:6], np.float32), np.asarray(want[:6], np.float32), atol=2e-2)
+    jax.tree.map(lambda got, want: np.testing.assert_array_equal(got[1:], want[1:]), got_cache, want_cache)
+    assert ("no GPU kernel for chunked attention" in caplog.text) == spec.chunked
