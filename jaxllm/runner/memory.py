@@ -84,11 +84,14 @@ class MemoryPlan:
 
 
 def usable_memory(placement: Placement, cache: CacheConfig) -> int:
-    """Bytes that the engine may use on each device: the configured share of its memory, or of what is free of the host's on CPU."""
+    """Bytes that the engine may use on each device: the configured share of its memory, or of what is free of the host's on CPU.
+
+    Of a GPU jax took a share when it started (the same one, unless someone said otherwise), and that is what it reports.
+    """
     device = placement.mesh.devices.flat[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"] * cache.gpu_memory_utilization)
+        return int(stats["bytes_limit"] * (1 if device.platform == "gpu" else cache.gpu_memory_utilization))
     return int(psutil.virtual_memory().available * cache.gpu_memory_utilization) // placement.mesh.size
 
 

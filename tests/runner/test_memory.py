@@ -1,5 +1,6 @@
 """The memory plan, against arithmetic by hand."""
 
+import numpy as np
 import pytest
 
 from jaxllm.config import CacheConfig
@@ -85,6 +86,18 @@ def test_the_share_of_memory_is_honoured(monkeypatch):
 
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: Memory)
     assert plan(gpu_memory_utilization=0.5)[1].total == 5 * 2**30
+
+
+@pytest.mark.parametrize(("platform", "usable"), [("tpu", 500), ("gpu", 1000)])
+def test_of_what_a_device_reports_the_share_is_taken_unless_jax_took_it_already(platform, usable):
+    class FakeDevice:
+        memory_stats = staticmethod(lambda: {"bytes_limit": 1000})
+
+    class FakeMesh:
+        devices = np.array([FakeDevice()])
+
+    FakeDevice.platform = platform
+    assert memory.usable_memory(Placement(FakeMesh), CacheConfig(gpu_memory_utilization=0.5)) == usable
 
 
 def test_states_have_a_pool_of_their_own_whose_pages_are_snapshots():
