@@ -47,6 +47,7 @@ def _mpt_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     config.expect("expansion_ratio", 4)
     norm = NormSpec("layer", config.number("layer_norm_epsilon", 1e-5), bias=False)
     scale = attn.optional_number("softmax_scale", None) or head_dim**-0.5
+    # As the makers' own code reads it; transformers takes 8 whatever the config says.
     attend = AttendSpec(scale, alibi=mpt_slopes(heads, attn.number("alibi_bias_max", 8)))
     attention = AttentionSpec(heads, heads, head_dim, attend, clip=attn.optional_number("clip_qkv", None))
     # How attention is computed, not what.

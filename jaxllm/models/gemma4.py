@@ -9,7 +9,7 @@ from jaxllm.models.family import ACTIVATIONS, Family, layer_windows, text_half
 from jaxllm.models.gemma import SANDWICH_RULES
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import IGNORED
-from jaxllm.models.rope import read_rope, rope_spec
+from jaxllm.models.rope import by_layer_type, read_rope, rope_spec
 from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, LayerInputSpec, MLPSpec, NormSpec
 from jaxllm.weights.rules import rule
 from jaxllm.weights.transforms import TOKEN_ROWS, FuseHeads
@@ -42,7 +42,7 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     unknown = {key for of_layer in sizes.values() for key in of_layer} - {"head_dim", "num_key_value_heads"}
     if unknown:
         raise ModelLoadError(f"config.json: per_layer_config has {', '.join(sorted(unknown))}; only sizes of heads may differ by layer")
-    ropes = config.get("rope_parameters", _ROPES)
+    ropes = {**_ROPES, **by_layer_type(config)}
     longest = max_model_len or positions
     num_shared, wide = config.get("num_kv_shared_layers", 0), config.flag("use_double_wide_mlp", False)
     mlp_width, layer_width = config.size("intermediate_size"), config.get("hidden_size_per_layer_input", 256)

@@ -103,6 +103,18 @@ class LayerRopes(NamedTuple):
     windowed: RopeParameters
 
 
+def by_layer_type(config: HFConfig) -> Mapping[str, Mapping[str, Any]]:
+    """The config's `rope_parameters` by layer type; empty where it has none.
+
+    Raises:
+        ModelLoadError: something else than entries of full and windowed layers.
+    """
+    nested = config.get("rope_parameters", {})
+    if not isinstance(nested, Mapping) or nested.keys() - {"full_attention", "sliding_attention"}:
+        raise ModelLoadError(f"config.json: rope_parameters must have entries full_attention and sliding_attention, got {nested!r}")
+    return {kind: values or {} for kind, values in nested.items()}
+
+
 def read_layer_ropes(config: HFConfig, *, max_positions: int, default_theta: float, windowed_theta: float) -> LayerRopes:
     """Ropes by layer type. Older configs have `rope_theta` and `rope_scaling` for the full layers only, and maybe
     `rope_local_base_freq`; newer ones have `rope_parameters` by layer type.
@@ -111,7 +123,7 @@ def read_layer_ropes(config: HFConfig, *, max_positions: int, default_theta: flo
         max_positions: positions that the config gives the model.
         default_theta, windowed_theta: the bases of full and windowed layers where the config does not say.
     """
-    nested = config.get("rope_parameters", {})
+    nested = by_layer_type(config)
     full = {**nested.get("full_attention", {}), **config.get("rope_scaling", {})}
     return LayerRopes(
         read_rope(config, max_positions=max_positions, default_theta=config.number("rope_theta", default_theta), values=full),

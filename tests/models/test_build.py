@@ -299,6 +299,12 @@ def test_key_that_is_not_understood_is_an_error(architecture: str, changes: dict
     define(tiny_config(architecture) | dict.fromkeys(changes) | {"use_something": False})
 
 
+@pytest.mark.parametrize("case", BY_ARCHITECTURE.values(), ids=lambda case: case.name)
+def test_every_family_refuses_a_key_that_it_does_not_know(case: Case) -> None:
+    with pytest.raises(ModelLoadError, match=f"not understood for {case.architecture}.*: tide_multiplier=0.22"):
+        define(case.config | {"tide_multiplier": 0.22})
+
+
 def test_harmless_keys_are_accepted() -> None:
     define(tiny_config() | {"_name_or_path": "x", "torch_dtype": "float16", "attention_dropout": 0.1, "top_k": 50, "id2label": {"0": "a"}})
 
@@ -388,6 +394,12 @@ def test_dynamic_base_grows_with_the_engine_s_longest_sequence() -> None:
 def test_ropes_that_cannot_be_honoured_are_refused(scaling: Any, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         define(tiny_config(rope_scaling=scaling))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo3", "gemma4"])
+def test_ropes_by_layer_type_that_are_not_by_layer_type_are_refused(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="must have entries full_attention and sliding_attention"):
+        define(CASES[name].config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}})
 
 
 def test_partly_rotated_heads_are_refused_where_the_config_says_so() -> None:
