@@ -82,10 +82,9 @@ class PoolingMethods:
         self, prompts: Prompt | Sequence[Prompt], *, pooling_params: _Params = None, use_tqdm: Progress = True, **options: Any
     ) -> list[PoolingRequestOutput]:
         """What a reward model gives: for each token, or for the whole prompt, as the model was made. Options: as `encode`."""
-        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm, **options)
-        if self._front.pooling.info.labels == []:
+        if "token_embed" in self._front.pooling.info.tasks:
             raise InvalidRequestError("this model embeds and gives no rewards; use embed")
-        return outputs
+        return self.encode(prompts, pooling_params, use_tqdm=use_tqdm, **options)
 
     def score(
         self,
