@@ -16,6 +16,7 @@ from jaxllm.core_types import CacheGroup, CacheKind, CacheSpec
 from jaxllm.errors import OutOfMemoryPlanError
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend, Cache
+from jaxllm.ops.recurrent.rows import DECODE_ROWS
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
@@ -289,8 +290,8 @@ def _activations(model_def: ModelDef, limits: Limits, shards: int) -> int:
 
 def _temporaries(model_def: ModelDef, limits: Limits, shards: int) -> int:
     states = [sum(map(math.prod, layer.shapes)) for layer in model_def.cache_layers if isinstance(layer, StateLayer)]
-    # The states of all rows, one layer at a time: as read, as decoded, and as written.
-    of_states = 3 * limits.max_num_seqs * max(states, default=0) * 4 // shards
+    # The states of the rows that decode at once, one layer at a time: as read, as decoded, and as written.
+    of_states = 3 * min(limits.max_num_seqs, DECODE_ROWS) * max(states, default=0) * 4 // shards
     return _activations(model_def, limits, shards) + of_states + _LOGITS_COPIES * limits.max_num_seqs * model_def.vocab_size * 4
 
 

@@ -160,21 +160,29 @@ class MockRunner:
             for g, pages in enumerate(row.new_page_ids):
                 assert not (pages and row.slot in new_slots)
                 slot.table[g].extend(pages)
-        for row in step.rows:
-            self._read_states(self.slots[row.slot], row.start, row.num_tokens)
-        for row in step.rows:
-            self._write(self.slots[row.slot], row.start, row.num_tokens)
+        reads = [self._read_states(self.slots[row.slot], row.start, row.num_tokens) for row in step.rows]
+        writes = [self._write(self.slots[row.slot], row.start, row.num_tokens) for row in step.rows]
+        for i, read in enumerate(reads):
+            assert not read & set().union(*writes[:i], *writes[i + 1 :]), "a state that another row of the step writes"
         # Reading only after all writes of the step: a page shared wrongly has been overwritten by now.
         return StepResult([self._read(self.slots[row.slot], row) for row in step.rows], num_padded_tokens=step.num_tokens)
 
-    def _read_states(self, slot: _Slot, start: int, count: int) -> None:
+    def _read_states(self, slot: _Slot, start: int, count: int) -> set[tuple[int, int]]:
+        """Returns the pages, with their groups, that the row starts from."""
+        read = set()
         for g, group in enumerate(self.cache_spec.groups):
             if group.interval is not None:
-                before = self.states[g, slot.table[g][(start - 1) // group.interval]] if start else []
+                before = []
+                if start:
+                    read.add((g, slot.table[g][(start - 1) // group.interval]))
+                    before = self.states[g, slot.table[g][(start - 1) // group.interval]]
                 slot.seen[g] = before + slot.tokens[start : start + count]
+        return read
 
-    def _write(self, slot: _Slot, start: int, count: int) -> None:
+    def _write(self, slot: _Slot, start: int, count: int) -> set[tuple[int, int]]:
+        """Returns the state pages, with their groups, that the row leaves."""
         size = self.cache_spec.page_size
+        written = set()
         for g, seen in slot.seen.items():
             group = self.cache_spec.groups[g]
             assert group.interval is not None
@@ -183,6 +191,7 @@ class MockRunner:
             page = slot.table[g][entry]
             assert 0 < page < group.num_pages, f"write to state page {page}"
             self.states[g, page] = seen
+            written.add((g, page))
         for position in range(start, start + count):
             for g, group in enumerate(self.cache_spec.groups):
                 if group.interval is not None:
@@ -190,6 +199,7 @@ class MockRunner:
                 page = slot.table[g][position // size]
                 assert 0 < page < group.num_pages, f"write to page {page}"
                 self.pages[g][page][position % size] = (position, slot.tokens[position])
+        return written
 
     def _prefix(self, slot: _Slot, end: int) -> list[int]:
         """The tokens before `end`, each group's share read through its table."""

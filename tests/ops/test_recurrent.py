@@ -16,6 +16,8 @@ from jaxllm.ops.recurrent import StateRows, causal_conv, gated_delta_rule, selec
 STEPS = {
     "decodes": [(1, False), (1, True), (1, False)],
     "chunks": [(5, True), (64, False), (130, True), (2, False)],
+    "many decodes": [(1, i % 3 == 0) for i in range(70)],
+    "many mixed": [*((1, i % 3 == 0) for i in range(40)), (66, False), (3, True)],
     "mixed": [(1, True), (1, False), (70, False), (3, True), (129, False)],
 }
 
@@ -49,8 +51,9 @@ def check(
 ) -> None:
     """`token(state, *inputs of a token) -> (state, y)` in numpy says what `op` must do."""
     rows = STEPS[step]
-    num_rows = len(rows) if step == "decodes" else len(rows) + 2
-    num_tokens = len(rows) if step == "decodes" else sum(count for count, _ in rows) + 7
+    decodes_only = step.endswith("decodes")
+    num_rows = len(rows) + 2
+    num_tokens = num_rows if decodes_only else sum(count for count, _ in rows) + 7
     spec = make_rows(rows, num_tokens, num_rows)
     pool = np.random.default_rng(1).standard_normal((2 * len(rows) + 2, *state_shape)).astype(np.float32)
     inputs = [x[:num_tokens] for x in inputs]
