@@ -34,15 +34,13 @@ def alone(directory) -> list[list[int]]:
     return [engine.generate([prompt], greedy(MAX_TOKENS))[0].tokens for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize(("chunk", "prefix"), [(16, True), (64, True), (512, False)])
-def test_chunks_batches_and_prefix_cache(directory, alone, chunk, prefix):
-    engine = Engine(directory, max_num_seqs=8, max_num_batched_tokens=chunk, enable_prefix_caching=prefix)
+def test_prefixes_are_found_up_to_the_last_snapshot(directory, alone):
+    engine = Engine(directory, max_num_seqs=8, max_num_batched_tokens=16)
     assert [result.tokens for result in engine.generate(PROMPTS, greedy(MAX_TOKENS))] == alone
-    if prefix:
-        again = engine.generate(PROMPTS, greedy(MAX_TOKENS))
-        assert [result.tokens for result in again] == alone
-        # Hits end at snapshots: every `chunk` positions.
-        assert [result.num_cached_tokens for result in again] == [(len(prompt) - 1) // chunk * chunk for prompt in PROMPTS]
+    again = engine.generate(PROMPTS, greedy(MAX_TOKENS))
+    assert [result.tokens for result in again] == alone
+    # There is one every 16 positions, the most that a step computes.
+    assert [result.num_cached_tokens for result in again] == [(len(prompt) - 1) // 16 * 16 for prompt in PROMPTS]
 
 
 def test_forced_preemption(directory, alone):
@@ -53,6 +51,6 @@ def test_forced_preemption(directory, alone):
     assert sum(result.num_preemptions for result in results) > 0
 
 
-def test_tensor_parallel(directory, alone):
-    engine = Engine(directory, max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=2)
-    assert [result.tokens for result in engine.generate(PROMPTS[:4], greedy(MAX_TOKENS))] == alone[:4]
+def test_whole_prompts_over_two_devices(directory, alone):
+    engine = Engine(directory, max_num_seqs=8, max_num_batched_tokens=512, tensor_parallel_size=2, enable_prefix_caching=False)
+    assert [result.tokens for result in engine.generate(PROMPTS, greedy(MAX_TOKENS))] == alone
