@@ -108,7 +108,7 @@ def mamba2_of_hybrid(config: HFConfig, inner: int, norm: NormSpec | None, **opti
         conv_bias=config.flag("mamba_conv_bias", True),
         dt_limits=dt_limits(config),
         norm=norm,
-        norm_each=groups > 1,
+        norm_each=norm is not None and groups > 1,
         **options,
     )
 

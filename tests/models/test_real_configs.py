@@ -13,6 +13,7 @@ from jaxllm.models.build import define_model
 COUNTS = {
     "Qwen--Qwen3.5-27B": 26_895_998_464,
     "Qwen--Qwen3.5-35B-A3B": 34_660_610_688,
+    "ipex-jamba": 895_707_928,
     "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31_577_940_288,
     "nvidia--Nemotron-H-56B-Base-8K": 56_324_350_464,
     "transformers_defaults/qwen3_next": 79_674_391_296,

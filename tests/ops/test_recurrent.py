@@ -91,6 +91,13 @@ def test_convolution_goes_on_where_the_row_stopped(step: str) -> None:
     check(step, causal_conv, token, [draw(TOKENS, 6)], (taps, bias), (6, 3))
 
 
+def test_convolution_of_one_position_keeps_nothing() -> None:
+    rows, x, taps = make_rows(STEPS["chunks"], 210, 4), jnp.asarray(draw(210, 6)), jnp.asarray(draw(6, 1))
+    y, pool = causal_conv(x, taps, None, jnp.zeros((9, 6, 0)), rows)
+    np.testing.assert_allclose(y, x * taps[:, 0], rtol=1e-6)
+    assert pool.shape == (9, 6, 0)
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_selective_scan_equals_its_recurrence(step: str) -> None:
     a = -np.exp(draw(6, 3))

@@ -15,6 +15,8 @@ def causal_conv(x: jax.Array, taps: jax.Array, bias: jax.Array | None, pool: jax
     """
     x, taps = x.astype(jnp.float32), taps.astype(jnp.float32)
     num_tokens, kept = x.shape[0], taps.shape[-1] - 1
+    if not kept:
+        return x * taps[..., 0] + (0.0 if bias is None else bias.astype(jnp.float32)), pool
     states = jnp.moveaxis(rows.load(pool), -1, 1)  # [R, W - 1, *C]
     row = jnp.minimum(rows.token_rows, rows.num_rows - 1)
     offset = jnp.arange(num_tokens) - rows.q_starts[row]
