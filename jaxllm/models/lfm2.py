@@ -57,7 +57,7 @@ def _decoder(config: HFConfig, max_model_len: int | None, mlp_width: int) -> Dec
         config,
         max_model_len,
         default_positions=128000,
-        default_theta=1e6,
+        default_theta=config.number("theta", 1e6),
         norm=norm,
         qk_norm=True,
         activation="silu",
@@ -89,7 +89,7 @@ _RULES = (
 )
 # The widths and counts of an earlier spelling, which others repeat.
 _HARMLESS = ("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init",
-             "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc")  # fmt: skip
+             "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc")  # fmt: skip
 
 _EXPERTS = expert_rules(at="model.layers.{i}.feed_forward.", correction="expert_bias", each=("w1", "w3", "w2"))
 

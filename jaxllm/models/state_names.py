@@ -10,8 +10,8 @@ def _rules(at: str, names: dict[str, tuple[str, Transform]]) -> tuple[Rule, ...]
     return tuple(rule(f"layers.{{i}}.recurrent.{param}", f"{at}.{source}", transform=how) for param, (source, how) in names.items())
 
 
-def mamba_rules(at: str, *, norms: str = "{}_layernorm") -> tuple[Rule, ...]:
-    """Those of a Mamba layer; `norms` is how the norms of dt, b and c are called."""
+def mamba_rules(at: str) -> tuple[Rule, ...]:
+    """Those of a Mamba layer."""
     return _rules(
         at,
         {
@@ -24,7 +24,7 @@ def mamba_rules(at: str, *, norms: str = "{}_layernorm") -> tuple[Rule, ...]:
             "steps_bias": ("dt_proj.bias", COPY),
             "a_log": ("A_log", COPY),
             "d": ("D", COPY),
-            **{f"{part}_norm.weight": (f"{norms.format(part)}.weight", COPY) for part in ("dt", "b", "c")},
+            **{f"{part}_norm.weight": (f"{part}_layernorm.weight", COPY) for part in ("dt", "b", "c")},
             "out": ("out_proj.weight", COPY),
             "out_bias": ("out_proj.bias", COPY),
         },
