@@ -58,9 +58,8 @@ def test_equals_dense_attention_within_each_segment(causal: bool, window: int | 
 
 def test_what_is_not_finite_stays_in_its_segment() -> None:
     segments = segments_of((5, 5), 6)
-    q = k = np.ones((16, 2, 8), np.float32)
-    v = np.ones((16, 2, 8), np.float32)
-    v[7] = np.inf
+    q = k = jnp.ones((16, 2, 8), jnp.float32)
+    v = q.at[7].set(jnp.inf)
 
     found = np.asarray(attend_segments(q, k, v, segments, AttendSpec(1.0, causal=False), mesh=make_mesh(1), heads_axis="model"))
 
