@@ -39,6 +39,7 @@ NOT_OFFERED = {
     "lora_modules": "LoRA adapters are not supported yet",
     "tokenizer_mode": "the tokenizer is read as the model brings it",
     "skip_tokenizer_init": "prompts may be token ids, but the tokenizer is always loaded",
+    "task": "runner='pooling' with convert 'embed' or 'classify' says it now",
     "enable_expert_parallel": "mixture-of-experts models are not supported yet",
     "distributed_executor_backend": "one process drives all devices of a host",
     "nnodes": "serving over several hosts is not supported yet",
