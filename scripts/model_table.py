@@ -109,7 +109,7 @@ def describe_attention(mixer: AttentionSpec) -> list[str]:
     named = {
         "ALiBi": attend.alibi, "chunks" if attend.chunked else "windows": attend.window, "capped scores": attend.softcap,
         f"QK norm ({mixer.qk_norm_over})": mixer.qk_norm, "shared KV": mixer.cache_of is not None, "values are keys": mixer.key_is_value,
-        "growing queries": mixer.temperature, "sinks": mixer.sinks, "clipped QKV": mixer.clip,
+        "growing queries": mixer.temperature, "sinks": mixer.sinks, "clipped QKV": mixer.clip, "gated heads": mixer.gated,
     }  # fmt: skip
     return parts + [name for name, there in named.items() if there]
 

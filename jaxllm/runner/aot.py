@@ -23,7 +23,7 @@ from jaxllm.models.build import define_model
 from jaxllm.ops.attention import choose_backend
 from jaxllm.runner.batch import BatchLayout
 from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.memory import Limits, abstract_caches, cache_groups, cache_spec
+from jaxllm.runner.memory import Limits, abstract_caches, cache_groups, cache_spec, state_interval
 from jaxllm.runner.mesh import MESH_AXES, Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.runner.step import StepProgram, StepState, window_groups
@@ -46,7 +46,8 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     bucket = Bucket(request["num_tokens"], request["num_rows"])
     groups = cache_groups(model_def.cache_layers)
     pages = request["num_pages"] if isinstance(request["num_pages"], list) else [request["num_pages"]] * len(groups)
-    spec = cache_spec(groups, pages, Limits(bucket.num_rows, bucket.num_tokens, request["page_size"]))
+    limits = Limits(bucket.num_rows, bucket.num_tokens, request["page_size"])
+    spec = cache_spec(groups, pages, limits.page_size, state_interval(model_def.cache_layers, limits))
     layout = BatchLayout.of(bucket, spec, request["max_model_len"])
     program = StepProgram(
         model_def=model_def,

@@ -26,7 +26,7 @@ from jaxllm.specs import CacheLayer, MoESpec, StateLayer
 _CPU_CACHE_LIMIT = 2 * 2**30
 # Logits, their processed copy and what sampling holds beside them (float32, each [R, V]).
 _LOGITS_COPIES = 8
-# A state takes as much memory as the keys and values of about so many positions (hundreds to thousands).
+# Positions between snapshots of states: beyond this, prefixes are hardly ever found.
 _MOST_BETWEEN_SNAPSHOTS = 1024
 
 
@@ -37,11 +37,6 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     page_size: int
-
-    @property
-    def state_interval(self) -> int:
-        """Positions between snapshots of recurrent states: no more than cut a prompt's chunks, and few enough for prefixes to be found."""
-        return max(1, min(self.max_num_batched_tokens, _MOST_BETWEEN_SNAPSHOTS) // self.page_size) * self.page_size
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,8 @@ def plan_memory(
     layer_bytes = [page_bytes_of(model_def, backend, layer, limits.page_size, shards) for layer in model_def.cache_layers]
     page_bytes = [sum(layer_bytes[i] for i in layers) for layers in groups.values()]
     wanted_len = max_model_len or model_def.max_model_len
-    pools = _Pools(tuple(groups), page_bytes, limits, wanted_len)
+    interval = state_interval(model_def.cache_layers, limits)
+    pools = _Pools(tuple(groups), page_bytes, limits, wanted_len, interval)
     fixed = f"weights ({_readable(weights)}), sampling state ({_readable(sampling_state)}) and temporaries ({_readable(temporaries)})"
     left = total - weights - sampling_state - temporaries
     lower = f"lower max_num_seqs (now {limits.max_num_seqs}) or max_num_batched_tokens (now {limits.max_num_batched_tokens})"
@@ -158,7 +154,7 @@ def plan_memory(
         sampling_state=sampling_state,
         temporaries=temporaries,
         kv_cache=sum(count * size for count, size in zip(counts, page_bytes, strict=True)),
-        cache_spec=cache_spec(groups, counts, limits),
+        cache_spec=cache_spec(groups, counts, limits.page_size, interval),
         max_model_len=int(min(wanted_len, longest)),
     )
 
@@ -184,12 +180,24 @@ def cache_groups(cache_layers: Sequence[CacheLayer | StateLayer]) -> dict[GroupK
     return groups
 
 
-def cache_spec(groups: Mapping[GroupKey, tuple[int, ...]], counts: Sequence[int], limits: Limits) -> CacheSpec:
-    """The groups of `cache_groups` with so many pages each."""
+def state_interval(cache_layers: Sequence[CacheLayer | StateLayer], limits: Limits) -> int:
+    """Positions between snapshots of states: as many whose keys and values take the memory of a state, if that is no more than a step
+    computes.
+    """
+    most = min(limits.max_num_batched_tokens, _MOST_BETWEEN_SNAPSHOTS)
+    state = sum(4 * math.prod(shape) for layer in cache_layers if isinstance(layer, StateLayer) for shape in layer.shapes)
+    kept = (layer for layer in cache_layers if isinstance(layer, CacheLayer))
+    position = sum(2 * layer.num_kv_heads * layer.head_dim * (2 if layer.attend.latent is None else 1) for layer in kept)
+    pages = -(-state // max(position * limits.page_size, 1))
+    return max(1, min(pages, most // limits.page_size)) * limits.page_size
+
+
+def cache_spec(groups: Mapping[GroupKey, tuple[int, ...]], counts: Sequence[int], page_size: int, interval: int) -> CacheSpec:
+    """The groups of `cache_groups` with so many pages each; `interval` is that of states."""
     return CacheSpec(
-        limits.page_size,
+        page_size,
         tuple(
-            CacheGroup(kind, layers, count, window, limits.state_interval if kind is CacheKind.RECURRENT else None)
+            CacheGroup(kind, layers, count, window, interval if kind is CacheKind.RECURRENT else None)
             for ((kind, window), layers), count in zip(groups.items(), counts, strict=True)
         ),
     )
@@ -223,6 +231,7 @@ class _Pools:
     page_bytes: list[int]
     limits: Limits
     max_model_len: int
+    interval: int
 
     def page_counts(self, tokens: int) -> list[int]:
         """Pages of each group, the sink included, to hold `tokens` positions of running requests."""
@@ -232,7 +241,7 @@ class _Pools:
         pages = -(-tokens // self.limits.page_size)
         if kind is CacheKind.RECURRENT:
             # A snapshot an interval; or at least two for each request of full length: the one it started from and its own.
-            return max(-(-tokens // self.limits.state_interval), 2 * -(-tokens // self.max_model_len))
+            return max(-(-tokens // self.interval), 2 * -(-tokens // self.max_model_len))
         most = self._request_pages(kind, window)
         return pages if most is None else min(pages, most * self.limits.max_num_seqs)
 

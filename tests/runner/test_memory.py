@@ -9,7 +9,7 @@ from jaxllm.errors import OutOfMemoryPlanError
 from jaxllm.models.build import define_model
 from jaxllm.ops.attention import choose_backend
 from jaxllm.runner import memory
-from jaxllm.runner.memory import Limits, plan_memory
+from jaxllm.runner.memory import Limits, plan_memory, state_interval
 from jaxllm.runner.mesh import Placement, make_mesh
 from tests.checkpoints import tiny_config
 from tests.golden.cases import CASES
@@ -112,3 +112,10 @@ def test_states_have_a_pool_of_their_own_whose_pages_are_snapshots():
     # A snapshot an interval of what the full group holds, or two for each request of full length.
     tokens = (full.num_pages - 1) * 16
     assert states.num_pages - 1 == max(-(-tokens // 64), 2 * -(-tokens // 256))
+
+
+@pytest.mark.parametrize(("name", "interval"), [("lfm2", 16), ("qwen3_5", 80), ("mamba2", 1024)])
+def test_snapshots_lie_as_far_apart_as_a_state_takes_the_memory_of_positions(name: str, interval: int) -> None:
+    """lfm2: three windows of 2 inputs of 32, 768 bytes, where a position takes 64. qwen3_5: 9600 against 128. mamba2: no positions."""
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=4096, page_size=16)
+    assert state_interval(define_model(CASES[name].config, dtype="float32").cache_layers, limits) == interval
