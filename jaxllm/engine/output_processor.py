@@ -145,11 +145,6 @@ class RequestState:
     def engine_ids(self) -> list[str]:
         return list(self._sequences)
 
-    @property
-    def finish_reasons(self) -> list[FinishReason]:
-        """Of the sequences that have ended, in order of index."""
-        return [sequence.finish_reason for sequence in self._sequences.values() if sequence.finish_reason is not None]
-
     def append(self, output: EngineOutput, texts: TokenTexts, now: float) -> bool:
         """Fold in one engine output at time `now` (seconds since the epoch). Returns whether a stop string ended its sequence."""
         sequence = self._sequences[output.request_id]

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -89,7 +88,6 @@ class BucketPrograms:
 
     def __init__(self, buckets: Sequence[Bucket], build: Callable[[Bucket], Any], guard: CompileGuard, *, lazy: bool):
         self.buckets = tuple(buckets)
-        self.seconds: dict[Bucket, float] = {}
         self._build = build
         self._guard = guard
         self._lazy = lazy
@@ -101,10 +99,8 @@ class BucketPrograms:
     def compile(self, bucket: Bucket) -> Any:
         """The program of `bucket`, compiled now if it is not ready."""
         if bucket not in self._ready and not self._closing.is_set():
-            started = time.perf_counter()
             with self._guard.expected():
                 program = self._build(bucket)
-            self.seconds[bucket] = time.perf_counter() - started
             self._ready[bucket] = program
         return self._ready.get(bucket)
 
@@ -144,10 +140,6 @@ class BucketPrograms:
         """Return when every bucket is ready (or has failed)."""
         for future in self._pending:
             future.result()
-
-    @property
-    def all_ready(self) -> bool:
-        return len(self._ready) == len(self.buckets)
 
     def get(self, num_tokens: int, num_rows: int) -> tuple[Bucket, Any]:
         """The cheapest ready program that takes the step.

@@ -167,11 +167,6 @@ class ModelRunner(Profiler):
     def num_compilations(self) -> int:
         return self.guard.total
 
-    @property
-    def compile_seconds(self) -> dict[str, float]:
-        """Seconds that each bucket took to become ready."""
-        return {f"{b.num_tokens}x{b.num_rows}": seconds for b, seconds in self._programs.seconds.items()}
-
     # ------------------------------------------------------------------------------------------------------------------ step
 
     def execute(self, step: SchedulerOutput) -> _PendingStep:

@@ -131,11 +131,6 @@ class PoolingRunner(Profiler):
     def num_compilations(self) -> int:
         return self.guard.total
 
-    @property
-    def compile_seconds(self) -> dict[str, float]:
-        """Seconds that each bucket took to become ready."""
-        return {f"{b.num_tokens}x{b.num_rows}": seconds for b, seconds in self._programs.seconds.items()}
-
     def execute(self, step: SchedulerOutput) -> _PendingStep:
         """Pack the batch and enqueue it. Returns before the device is done."""
         by_slot = {row.slot: row for row in step.new_rows}

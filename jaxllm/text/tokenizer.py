@@ -72,10 +72,6 @@ class Tokenizer:
         """Token ids of `text`; special tokens written out in it are recognised."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
-        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
-
     def encode_cut(
         self, text: str, second: str | None = None, *, limit: int | None, side: str = "right", add_special_tokens: bool = True
     ) -> tuple[list[int], int | None]:
