@@ -21,6 +21,7 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     if biases:
         # Multipliers stand before projections: they are folded into what comes after, which a bias would not allow.
         raise ModelLoadError(f"config.json: {', '.join(biases)} is not supported for this architecture")
+    config.expect("mamba_use_mlp", True)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
     spec = llama_like(config, max_model_len, default_positions=8192, norm=norm)
     inner = config.get("mamba_d_ssm", int(config.number("mamba_expand", 2) * spec.width))

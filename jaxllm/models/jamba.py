@@ -17,6 +17,7 @@ from jaxllm.specs import AttentionSpec, BlockSpec, DecoderSpec, MambaSpec, MLPSp
 
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     config.expect("sliding_window", None)
+    config.expect("mamba_inner_layernorms", True)
     spec = llama_like(config, max_model_len, default_positions=262144)
     rank = config.get("mamba_dt_rank", "auto")
     mamba = MambaSpec(

@@ -31,10 +31,12 @@ HARMLESS = (
     "use_associative_scan",
     "use_mamba_kernels",
     "num_logits_to_keep",
+    "calc_logits_for_entire_prompt",
 )
 
 
 def _decoder(config: HFConfig, recurrent: RecurrentSpec, *, tied: bool) -> DecoderSpec:
+    config.expect("rms_norm", True)
     norm = NormSpec("rms", config.number("layer_norm_epsilon", 1e-5))
     return DecoderSpec(
         width=config.size("hidden_size"),
@@ -134,11 +136,14 @@ _OUTER = (
     rule("final_norm.weight", "backbone.norm_f.weight"),
     rule("head.weight", "lm_head.weight", transform=TOKEN_ROWS),
 )
+# Of the original implementation, beside transformers' spelling of the same.
+_ORIGINAL_KEYS = ("d_inner", "d_model", "n_layer", "fused_add_norm", "ssm_cfg", "pad_vocab_size_multiple", "norm_before_gate")
 _RENAMED = ((r"backbone\.embedding\.", "backbone.embeddings."),)
 
 
 def _family(architecture: str, to_spec: Callable[[HFConfig, int | None], DecoderSpec], rules: tuple[Rule, ...]) -> Family:
-    return Family(architecture, to_spec, (*_OUTER, *rules), prefix="backbone.", renamed=_RENAMED, harmless_keys=HARMLESS)
+    harmless = (*HARMLESS, *_ORIGINAL_KEYS)
+    return Family(architecture, to_spec, (*_OUTER, *rules), prefix="backbone.", renamed=_RENAMED, harmless_keys=harmless)
 
 
 MAMBA = _family("MambaForCausalLM", _mamba_spec, mamba_rules(f"{_LAYER}.mixer"))
