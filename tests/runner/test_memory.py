@@ -119,3 +119,16 @@ def test_snapshots_lie_as_far_apart_as_a_state_takes_the_memory_of_positions(nam
     """lfm2: three windows of 2 inputs of 32, 768 bytes, where a position takes 64. qwen3_5: 9600 against 128. mamba2: no positions."""
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=4096, page_size=16)
     assert state_interval(define_model(CASES[name].config, dtype="float32").cache_layers, limits) == interval
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_latent_is_kept_once_and_whole_on_every_device(shards):
+    case = CASES["deepseek_v3"]
+    _, result = plan(case.config, shards=shards, kv_cache_memory_bytes=2**20, max_model_len=64)
+    # Three layers, a latent of 16 and a rotated key of 4, 8 positions, float32.
+    assert result.kv_cache == result.cache_spec.groups[0].num_pages * 3 * (16 + 4) * 8 * 4
+
+
+def test_experts_need_room_for_a_row_of_each_token_s_choice():
+    small, large = (plan(CASES["mixtral"].config | {"num_experts_per_tok": k})[1].temporaries for k in (1, 4))
+    assert large > 2 * small
