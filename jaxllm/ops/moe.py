@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxllm.ops.linear import linear
 from jaxllm.specs import RouterSpec
-
-# On CPU, experts with so many rows take them one by one: XLA then reads the weights where they lie, while it copies those of a block.
-_SINGLE_ROWS = 3
 
 # (gate, up) -> hidden, or (up) where experts have no gate; elementwise
 Gate = Callable[..., jax.Array]
@@ -33,8 +29,8 @@ class Routing(NamedTuple):
 
 
 class ExpertWeights(NamedTuple):
-    """`gate_up` [E, N, 2, F / N, M] in N groups as in `layers.mlp.MLP` (1 for 2 where there is no gate), its bias [E, N, 2, F / N], `down`
-    [E, M, F].
+    """`gate_up` [E, N, M, 2, F / N] in N groups as in `layers.mlp.MLP` (1 for 2 where there is no gate), its bias [E, N, 2, F / N], `down`
+    [E, F, M].
     """
 
     gate_up: jax.Array
@@ -105,49 +101,50 @@ def run_experts(x: jax.Array, routing: Routing, weights: ExpertWeights, gate: Ga
 
 def _by_blocks(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate: Gate) -> jax.Array:
     """rows [N, M], sorted by expert, to [N, M], a block of rows of one expert a turn."""
-    block = min(max(8, 1 << (len(rows) // len(counts)).bit_length()), 32)
-    ends = jnp.cumsum(counts)
+    # The rows of one token are of different experts; otherwise blocks of about the share of an expert, within what was measured to pay.
+    block = 1 if len(rows) <= len(counts) // 4 else min(max(8, 1 << (len(rows) // len(counts)).bit_length()), 32)
+    ends, blocks = jnp.cumsum(counts), (counts + block - 1) // block
+    block_ends = jnp.cumsum(blocks)
     padded = jnp.pad(rows, ((0, block), (0, 0)))
+    # As matrices outside of the loop: a reshape between the choice of an expert and its product would make a copy of its weights.
+    gate_up = _matrices(weights.gate_up)
 
-    def loop(out: jax.Array, block: int, counts: jax.Array, project: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-        """Fill `out` at the rows of experts that have `counts`."""
-        blocks = (counts + block - 1) // block
-        block_ends = jnp.cumsum(blocks)
+    def turn(index: jax.Array, out: jax.Array) -> jax.Array:
+        expert = jnp.sum(block_ends <= index)
+        start = ends[expert] - counts[expert] + (index - block_ends[expert] + blocks[expert]) * block
+        both = _grouped(lax.dynamic_slice_in_dim(padded, start, block) @ gate_up[expert], weights)
+        if weights.gate_up_bias is not None:
+            both = both + weights.gate_up_bias[expert]
+        y = _hidden(both, gate) @ weights.down[expert]
+        # What a block writes past its expert's rows, the next block overwrites.
+        return lax.dynamic_update_slice_in_dim(out, y, start, axis=0)
 
-        def turn(index: jax.Array, out: jax.Array) -> jax.Array:
-            expert = jnp.sum(block_ends <= index)
-            start = ends[expert] - counts[expert] + (index - block_ends[expert] + blocks[expert]) * block
-            groups, parts, part, width = weights.gate_up.shape[1:]
-            both = project(lax.dynamic_slice_in_dim(padded, start, block), weights.gate_up[expert].reshape(-1, width))
-            both = both.reshape(block, groups, parts, part)
-            if weights.gate_up_bias is not None:
-                both = both + weights.gate_up_bias[expert]
-            y = project(gate(*(both[:, :, i] for i in range(parts))).reshape(block, -1), weights.down[expert])
-            # What a block writes past its expert's rows, a later turn overwrites.
-            return lax.dynamic_update_slice_in_dim(out, y, start, axis=0)
-
-        return lax.fori_loop(0, block_ends[-1], turn, out)
-
-    out = loop(jnp.zeros_like(padded), block, jnp.where(counts > _SINGLE_ROWS, counts, 0), linear)
-    return loop(out, 1, jnp.where(counts > _SINGLE_ROWS, 0, counts), lambda x, w: x @ w.T)[: len(rows)]
+    return lax.fori_loop(0, block_ends[-1], turn, jnp.zeros_like(padded))[: len(rows)]
 
 
 def _by_ragged_dot(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate: Gate) -> jax.Array:
     """rows [N, M], sorted by expert, to [N, M]."""
-    num_experts, groups, parts, part, width = weights.gate_up.shape
-    both = _ragged(rows, weights.gate_up.reshape(num_experts, -1, width), counts).reshape(-1, groups, parts, part)
+    both = _grouped(lax.ragged_dot(rows, _matrices(weights.gate_up), counts, preferred_element_type=rows.dtype), weights)
     if weights.gate_up_bias is not None:
         expert = jnp.sum(jnp.cumsum(counts) <= jnp.arange(len(rows))[:, None], axis=1)
         both = both + jnp.take(weights.gate_up_bias, expert, axis=0, mode="clip")
-    return _ragged(gate(*(both[:, :, i] for i in range(parts))).reshape(len(rows), -1), weights.down, counts)
+    return lax.ragged_dot(_hidden(both, gate), weights.down, counts, preferred_element_type=rows.dtype)
 
 
-def _ragged(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax.Array:
-    """rows [N, in] times the weight [E, out, in] of their experts."""
-    dims = lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
-    )
-    return lax.ragged_dot_general(rows, weight, counts, dims, preferred_element_type=rows.dtype)
+def _matrices(gate_up: jax.Array) -> jax.Array:
+    """[E, N, M, 2, F / N] as [E, M, 2 * F]; free for one group, which is what a device has."""
+    num_experts, _, width = gate_up.shape[:3]
+    return jnp.moveaxis(gate_up, 1, 2).reshape(num_experts, width, -1)
+
+
+def _grouped(both: jax.Array, weights: ExpertWeights) -> jax.Array:
+    """[rows, 2 * F] as [rows, N, 2, F / N]."""
+    return both.reshape(len(both), weights.gate_up.shape[1], *weights.gate_up.shape[3:])
+
+
+def _hidden(both: jax.Array, gate: Gate) -> jax.Array:
+    """[rows, N, 2, F / N] to [rows, F]."""
+    return gate(*(both[:, :, i] for i in range(both.shape[2]))).reshape(len(both), -1)
 
 
 def sharded_experts(mesh: Mesh, *, experts_axis: str, width_axis: str) -> RunExperts:
@@ -156,8 +153,7 @@ def sharded_experts(mesh: Mesh, *, experts_axis: str, width_axis: str) -> RunExp
     Tensor parallelism splits widths, not experts: each device then does the same share of each token's work, whatever the routing, and
     reads the same share of each expert's weights.
     """
-    by_group, by_input = PartitionSpec(experts_axis, width_axis), PartitionSpec(experts_axis, None, width_axis)
-    weight_specs: Any = {"gate_up": by_group, "gate_up_bias": by_group, "down": by_input}
+    split, everywhere = PartitionSpec(experts_axis, width_axis), PartitionSpec()
 
     def run(x: jax.Array, routing: Routing, weights: ExpertWeights, gate: Gate, *, weigh_inputs: bool = False) -> jax.Array:
         def local(x: jax.Array, routing: Routing, weights: ExpertWeights) -> jax.Array:
@@ -167,10 +163,7 @@ def sharded_experts(mesh: Mesh, *, experts_axis: str, width_axis: str) -> RunExp
             out = run_experts(x, routing._replace(experts=mine), weights, gate, weigh_inputs=weigh_inputs)
             return lax.psum(out, (experts_axis, width_axis))
 
-        everywhere = PartitionSpec()
-        sharded = jax.shard_map(
-            local, mesh=mesh, in_specs=(everywhere, everywhere, ExpertWeights(**weight_specs)), out_specs=everywhere, check_vma=False
-        )
+        sharded = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, split), out_specs=everywhere, check_vma=False)
         return sharded(x, routing, weights)
 
     return run if mesh.size > 1 else run_experts

@@ -165,6 +165,31 @@ class SplitInputs:
 
 
 @dataclass(frozen=True)
+class InterleaveInputs:
+    """As `Interleave`, with the inputs before the outputs: [N, in, n, rows / N]."""
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        return ((shape[0] * shape[3], shape[1]),) * shape[2]
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        for i, source in enumerate(sources):
+            array[:, :, i] = source.reshape(shape[0], shape[3], shape[1]).swapaxes(1, 2)
+        return array
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """A projection [out, in] as [in, out]."""
+
+    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
+        return (shape[::-1],)
+
+    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        return np.ascontiguousarray(sources[0].T, dtype)
+
+
+@dataclass(frozen=True)
 class HeadRows:
     """The key's or the value's rows [H, rows, in] of a projection [H * (key rows + value rows), in]."""
 
@@ -260,6 +285,8 @@ class GroupRows:
 COPY = Copy()
 TOKEN_ROWS = TokenRows()
 INTERLEAVE = Interleave()
+INTERLEAVE_INPUTS = InterleaveInputs()
+TRANSPOSE = Transpose()
 FUSE_QKV = FuseHeads()
 JOINED_QKV = FuseHeads(stored="joined")
 GROUPED_QKV = FuseHeads(stored="grouped")

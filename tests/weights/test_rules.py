@@ -254,9 +254,9 @@ def test_a_device_s_share_of_experts_is_read_without_the_others() -> None:
     load_params(model, checkpoint, place)
     # Of each of the two experts, the second half of gate and up.
     (share,) = shares.values()
-    assert share.shape == (2, 1, 2, 12, 32)
+    assert share.shape == (2, 1, 32, 2, 12)
     at = "model.layers.1.mlp.experts.3."
-    np.testing.assert_array_equal(share[1, 0, 1], checkpoint.tensors[f"{at}up_proj.weight"][12:])
+    np.testing.assert_array_equal(share[1, 0, :, 1], checkpoint.tensors[f"{at}up_proj.weight"][12:].T)
 
 
 def test_a_missing_expert_is_named() -> None:
