@@ -15,14 +15,15 @@ from jaxllm.specs import MLPSpec, MoESpec
 
 
 class Experts(nnx.Module):
-    """E MLPs, stacked: `gate_up` [E, N, M, 2, F / N] for N groups (1 for 2 where not gated), `down` [E, F, M]; biases without the inputs.
+    """E MLPs, stacked: `gate_up` [E, N, M, 2 * F / N] for N groups (1 for 2 where not gated), `down` [E, F, M]; biases without the inputs.
 
     Inputs lie before outputs, unlike in other layers: in the other order TPUs transpose a copy of all experts in every step.
     """
 
     def __init__(self, num_experts: int, spec: MLPSpec, width: int, dtype: DTypeLike):
         grouped = (num_experts, spec.groups, 1 + spec.gated, spec.width // spec.groups)
-        self.gate_up = param((num_experts, spec.groups, width, *grouped[2:]), ("experts", "mlp", "embed", None, None), dtype)
+        both = grouped[2] * grouped[3]
+        self.gate_up = param((num_experts, spec.groups, width, both), ("experts", "mlp", "embed", None), dtype)
         self.gate_up_bias = param(grouped, ("experts", "mlp", None, None), dtype) if spec.bias else None
         self.down = param((num_experts, spec.width, width), ("experts", "mlp", "embed"), dtype)
         self.down_bias = param((num_experts, width), ("experts", "embed"), dtype) if spec.bias else None

@@ -10,7 +10,7 @@ from jaxllm.models.family import ACTIVATIONS, Family, change_blocks
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.specs import DecoderSpec, MLPSpec, MoESpec
 from jaxllm.weights.rules import Rule, Source, rule
-from jaxllm.weights.transforms import COPY, INTERLEAVE, INTERLEAVE_INPUTS, TRANSPOSE, Transform
+from jaxllm.weights.transforms import COPY, INTERLEAVE, TRANSPOSE, InterleaveInputs, Transform
 
 # Layers after the last, which predict tokens further ahead.
 MTP_LAYERS = r"model\.layers\.({past})\..*"
@@ -78,8 +78,8 @@ def expert_rules(
         rule("router", f"{at}{router}.weight"),
         rule("router_bias", f"{at}{router}.bias"),
         rule("correction", at + correction, transform=correction_as),
-        rule("experts.gate_up", *own[:-1], transform=INTERLEAVE_INPUTS),
-        rule("experts.gate_up", *both, transform=INTERLEAVE_INPUTS),
+        rule("experts.gate_up", *own[:-1], transform=InterleaveInputs(parts)),
+        rule("experts.gate_up", *both, transform=InterleaveInputs(parts)),
         rule("experts.gate_up_bias", *biases, transform=INTERLEAVE),
         rule("experts.down", own[-1], transform=TRANSPOSE),
         rule("experts.down", Source(at + stacked[1], transposed, stacked=True), transform=TRANSPOSE),

@@ -29,7 +29,7 @@ class Routing(NamedTuple):
 
 
 class ExpertWeights(NamedTuple):
-    """`gate_up` [E, N, M, 2, F / N] in N groups as in `layers.mlp.MLP` (1 for 2 where there is no gate), its bias [E, N, 2, F / N], `down`
+    """`gate_up` [E, N, M, 2 * F / N] in N groups as in `layers.mlp.MLP` (1 for 2 where there is no gate), its bias [E, N, 2, F / N], `down`
     [E, F, M].
     """
 
@@ -132,14 +132,15 @@ def _by_ragged_dot(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, g
 
 
 def _matrices(gate_up: jax.Array) -> jax.Array:
-    """[E, N, M, 2, F / N] as [E, M, 2 * F]; free for one group, which is what a device has."""
+    """[E, N, M, 2 * F / N] as [E, M, 2 * F]; free for one group, which is what a device has."""
     num_experts, _, width = gate_up.shape[:3]
     return jnp.moveaxis(gate_up, 1, 2).reshape(num_experts, width, -1)
 
 
 def _grouped(both: jax.Array, weights: ExpertWeights) -> jax.Array:
     """[rows, 2 * F] as [rows, N, 2, F / N]."""
-    return both.reshape(len(both), weights.gate_up.shape[1], *weights.gate_up.shape[3:])
+    groups, part = weights.gate_up.shape[1], weights.down.shape[1] // weights.gate_up.shape[1]
+    return both.reshape(len(both), groups, -1, part)
 
 
 def _hidden(both: jax.Array, gate: Gate) -> jax.Array:

@@ -166,16 +166,18 @@ class SplitInputs:
 
 @dataclass(frozen=True)
 class InterleaveInputs:
-    """As `Interleave`, with the inputs before the outputs: [N, in, n, rows / N]."""
+    """As `Interleave`, with the inputs before the outputs: `parts` tensors as [N, in, parts * rows / N]."""
+
+    parts: int
 
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        return ((shape[0] * shape[3], shape[1]),) * shape[2]
+        return ((shape[0] * shape[2] // self.parts, shape[1]),) * self.parts
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        array = np.empty(shape, dtype)
+        array = np.empty((*shape[:2], self.parts, shape[2] // self.parts), dtype)
         for i, source in enumerate(sources):
-            array[:, :, i] = source.reshape(shape[0], shape[3], shape[1]).swapaxes(1, 2)
-        return array
+            array[:, :, i] = source.reshape(shape[0], -1, shape[1]).swapaxes(1, 2)
+        return array.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,6 @@ class GroupRows:
 COPY = Copy()
 TOKEN_ROWS = TokenRows()
 INTERLEAVE = Interleave()
-INTERLEAVE_INPUTS = InterleaveInputs()
 TRANSPOSE = Transpose()
 FUSE_QKV = FuseHeads()
 JOINED_QKV = FuseHeads(stored="joined")

@@ -25,7 +25,7 @@ def weights(rng: np.random.Generator, *, bias: bool = False) -> ExpertWeights:
 
     part = HIDDEN // GROUPS
     return ExpertWeights(
-        normal(EXPERTS, GROUPS, WIDTH, 2, part), normal(EXPERTS, GROUPS, 2, part) if bias else None, normal(EXPERTS, HIDDEN, WIDTH)
+        normal(EXPERTS, GROUPS, WIDTH, 2 * part), normal(EXPERTS, GROUPS, 2, part) if bias else None, normal(EXPERTS, HIDDEN, WIDTH)
     )
 
 
@@ -33,7 +33,7 @@ def plain(x: jax.Array, routing: Routing, w: ExpertWeights, weigh_inputs: bool) 
     out = np.zeros(x.shape)
     for t, (experts, shares) in enumerate(zip(np.asarray(routing.experts), np.asarray(routing.weights), strict=True)):
         for e, share in zip(experts, shares, strict=True):
-            both = np.einsum("nmcp,m->ncp", w.gate_up[e], x[t]) * (share if weigh_inputs else 1)
+            both = np.einsum("nmcp,m->ncp", w.gate_up[e].reshape(GROUPS, WIDTH, 2, -1), x[t]) * (share if weigh_inputs else 1)
             both = both if w.gate_up_bias is None else both + np.asarray(w.gate_up_bias[e])
             y = np.asarray(gate(both[:, 0], both[:, 1])).reshape(-1) @ np.asarray(w.down[e])
             out[t] += y if weigh_inputs else y * share

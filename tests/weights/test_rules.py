@@ -248,15 +248,15 @@ def test_a_device_s_share_of_experts_is_read_without_the_others() -> None:
     def place(name: str, array: Any) -> None:
         if name == "layers.1.mlp.experts.gate_up":
             checkpoint.reads.clear()
-            shares[name] = array[(slice(2, 4), slice(1, 2), slice(None), slice(None), slice(None))]
+            shares[name] = array[(slice(2, 4), slice(1, 2), slice(None), slice(None))]
             assert {read.split("experts.")[1].split(".")[0] for read in checkpoint.reads} == {"2", "3"}
 
     load_params(model, checkpoint, place)
     # Of each of the two experts, the second half of gate and up.
     (share,) = shares.values()
-    assert share.shape == (2, 1, 32, 2, 12)
+    assert share.shape == (2, 1, 32, 24)
     at = "model.layers.1.mlp.experts.3."
-    np.testing.assert_array_equal(share[1, 0, :, 1], checkpoint.tensors[f"{at}up_proj.weight"][12:].T)
+    np.testing.assert_array_equal(share[1, 0, :, 12:], checkpoint.tensors[f"{at}up_proj.weight"][12:].T)
 
 
 def test_a_missing_expert_is_named() -> None:
