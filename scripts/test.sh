@@ -2,7 +2,6 @@
 # Set up an environment in the checkout, then run every check; arguments go to pytest. All checks run, and any failure fails the script.
 #   scripts/test.sh                         everything
 #   scripts/test.sh -m "not heavy"          the core
-#   scripts/test.sh --pytest-only ARGS      the tests without ruff, mypy and the import contracts
 #   VENV=.venv-other scripts/test.sh        in another environment of the checkout
 #   EXTRAS=test,plan-tpu scripts/test.sh    with more extras than the tests need at least; those that lack theirs are skipped
 set -eu
@@ -22,14 +21,10 @@ check() {
     say "$*"
     "$venv/bin/$@" || failed="$failed $1"
 }
-if [ "${1:-}" = --pytest-only ]; then
-    shift
-else
-    check ruff check .
-    check ruff format --check .
-    check mypy
-    check lint-imports
-fi
+check ruff check .
+check ruff format --check .
+check mypy
+check lint-imports
 # A file of tests goes to one process, since its fixtures are costly; -n 0 runs everything in this one.
 check pytest -n auto --dist loadfile "$@"
 [ -z "$failed" ] || fail "failed:$failed"

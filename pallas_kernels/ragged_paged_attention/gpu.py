@@ -290,8 +290,9 @@ def _run(q: jax.Array, cache: Pages, page_table: jax.Array, tiles: _Tiles, call:
 
 def _shared_matrix(dtype: Any, shape: tuple[int, ...], swizzle: int) -> Any:
     """Shared memory whose last two axes are tiled as the tensor cores read them."""
-    tiling = plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize))
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
+    # Newer versions of jax declare a method of these that type checkers take for abstract.
+    tiling = plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize))  # type: ignore[abstract]
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))  # type: ignore[abstract]
 
 
 class _Program:

@@ -59,7 +59,7 @@ async def classify(request: Request) -> Response:
     body = await read_body(request, ClassifyRequest)
     job = await run_inputs(state, request, body, body.params("classify"), "classify")
     data = [
-        Classified(index=i, label=labels[int(array.argmax())], probs=array.tolist(), num_classes=len(array))
+        Classified(index=i, label=labels[int(array.argmax(axis=0))], probs=array.tolist(), num_classes=len(array))
         for i, array in enumerate(job.arrays)
     ]
     return json_response(Classification(id=job.response_id, created=job.created, model=job.model, data=data, usage=job.usage))
