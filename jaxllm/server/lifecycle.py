@@ -181,7 +181,9 @@ def _announce(state: ServerState, url: str) -> None:
     model = state.serving.model_names[0]
     socket_option = f"--unix-socket {state.config.uds} " if state.config.uds else ""
     key = '-H "Authorization: Bearer $JAXLLM_API_KEY" ' if state.config.api_keys else ""
-    route, body = f"{url}/v1/chat/completions", f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    # A question with one answer, and no chance in it: what comes back shows whether all is well.
+    messages = '[{"role": "user", "content": "What is the capital of France?"}]'
+    route, body = f"{url}/v1/chat/completions", f'{{"model": "{model}", "messages": {messages}, "temperature": 0}}'
     if (pooling := state.serving.engine.info.pooling) is not None:
         route, body = f"{url}/{'v1/embeddings' if 'embed' in pooling.tasks else 'pooling'}", f'{{"model": "{model}", "input": "Hello!"}}'
     elif state.serving.engine.tokenizer.chat_template is None:

@@ -95,6 +95,7 @@ def test_a_ready_server_prints_its_url_and_a_request_that_works(start):
 
     assert f"Serving scripted at {server.url}" in out
     assert f"curl {server.url}/v1/chat/completions" in out
+    assert '"temperature": 0' in out
 
 
 def test_the_server_answers_while_the_model_loads(start):
