@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ Progress = bool | Callable[..., tqdm]
 _Params = PoolingParams | Sequence[PoolingParams] | None
 
 
-class PoolingMethods:
+class PoolingMethods(ABC):
     """The pooling half of `LLM`. Outputs are in the order of the prompts.
 
     Every method raises InvalidRequestError where the model generates, does not know the task, or a prompt or parameter cannot be served
@@ -38,9 +39,9 @@ class PoolingMethods:
     _front: Front
     _ids: Iterator[str]
 
+    @abstractmethod
     def _pool(self, requests: list[ProcessedRequest], use_tqdm: Progress) -> list[PoolingRequestOutput]:
         """Run requests to their end."""
-        raise NotImplementedError
 
     def encode(
         self,

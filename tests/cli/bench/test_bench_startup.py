@@ -74,7 +74,7 @@ def test_cold_starts_have_empty_caches_and_warm_ones_share_a_filled_one(starts: 
 
 
 @pytest.mark.parametrize(
-    "argv", [["--num-iters-warm", "-1"], ["--compilation-cache-dir", "/tmp/x"], ["--block-size", "17"], ["--host", "x"]]
+    "argv", [["--num-iters-warm", "-1"], ["--compilation-cache-dir", "cache"], ["--block-size", "17"], ["--host", "x"]]
 )
 def test_wrong_flags_start_nothing(argv: list[str], starts: list[tuple[list[str], str]]):
     assert main(["bench", "startup", *argv]) == 2
