@@ -38,6 +38,10 @@ class AsyncLLM:
 
     Args:
         model: Hugging Face directory, hub id or .gguf file; None is the embedded default model.
+        config: complete options, instead of the model and others.
+        metrics_prefix: what the metrics' names begin with.
+        served_model_name: the metrics' label `model_name`, where it is not the model's own name.
+        engine_factory: "module:function" that builds the engine in its process.
         options: every option of `EngineConfig`, by vLLM's names.
 
     Raises:
@@ -45,41 +49,22 @@ class AsyncLLM:
         ModelLoadError: the model's files cannot be found, or hold no usable tokenizer.
     """
 
-    def __init__(self, model: str | None = None, **options: Any):
-        self._prepare(EngineConfig.from_options(model=model, **options))
-
-    @classmethod
-    def from_config(
-        cls,
-        config: EngineConfig,
-        *,
-        metrics_prefix: str = "jaxllm",
-        served_model_name: str | None = None,
-        engine_factory: str = DEFAULT_FACTORY,
-    ) -> Self:
-        """An AsyncLLM from a complete config.
-
-        Args:
-            metrics_prefix: what the metrics' names begin with.
-            served_model_name: the metrics' label `model_name`, where it is not the model's own name.
-            engine_factory: "module:function" that builds the engine in its process.
-        """
-        llm = cls.__new__(cls)
-        llm._prepare(config, metrics_prefix, served_model_name, engine_factory)
-        return llm
-
-    def _prepare(
+    def __init__(
         self,
-        config: EngineConfig,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
         metrics_prefix: str = "jaxllm",
         served_model_name: str | None = None,
         engine_factory: str = DEFAULT_FACTORY,
-    ) -> None:
+        **options: Any,
+    ):
+        config = config or EngineConfig.from_options(model=model, **options)
         self.config = config
         files = resolve_model(config.model)
         self.model_name: str = files.name
         self._new_metrics = partial(EngineMetrics, model_name=served_model_name or files.name, prefix=metrics_prefix)
-        self._client = ProcessClient(config, engine_factory, wait=False)
+        self._client = ProcessClient(config, engine_factory)
         try:
             self.tokenizer, self._defaults = load_text_side(config.model, files)
         except BaseException:
@@ -231,7 +216,7 @@ class AsyncLLM:
         if self._dead is not None:
             raise self._dead
         if front.output.knows(request):
-            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id", value=request_id)
+            raise InvalidRequestError(f"request id {request_id!r} is in use; choose another", param="request_id")
         stream = self._streams[request_id] = _Stream(front.open(request))
         try:
             self._client.add_requests(request.children)
@@ -257,17 +242,17 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; running requests go on and nothing of theirs is found later. True: it always can."""
         await self.start()
-        return await self._client.reset_prefix_cache_async()
+        return await self._client.call("reset_prefix_cache")
 
     async def start_profile(self, directory: str) -> bool:
         """Record a trace of the engine's process into `directory`, until `stop_profile`. False where one is being recorded already."""
         await self.start()
-        return await self._client.start_profile_async(directory)
+        return await self._client.call("start_profile", directory)
 
     async def stop_profile(self) -> bool:
         """Write the trace. False where none is being recorded."""
         await self.start()
-        return await self._client.stop_profile_async()
+        return await self._client.call("stop_profile")
 
     # ------------------------------------------------------------------------------------------- reading outputs
 
@@ -275,7 +260,7 @@ class AsyncLLM:
         """Hand every output of the engine to its request, until the engine ends."""
         try:
             while True:
-                progress = front.take(await self._client.get_outputs_async())
+                progress = front.take(await self._client.get_outputs())
                 if progress.aborts:
                     self._client.abort_requests(list(progress.aborts))
                 for state in progress.updated:

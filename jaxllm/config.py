@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxllm.errors import ConfigError
 
@@ -73,48 +74,60 @@ def happens_anyway(name: str, value: Any) -> bool:
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
-    """A dataclass field with the help text and hints that the command line shows."""
+    """A dataclass field with the help text and hints that the command line shows; `low` and `above` bound its numbers."""
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+def check_fields(config: Any) -> None:
+    """Check a dataclass of options against the choices that its annotations give, and the bounds that its fields have.
+
+    Raises:
+        ConfigError: a field is outside of them; None is where it is the default.
+    """
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        name, value, bounds = field.name, getattr(config, field.name), field.metadata
+        if value is None and field.default is None:
+            continue
+        choices = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
+        if choices and value not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        kind, what = ((int, float), "a number") if isinstance(field.default, float) or "above" in bounds else (int, "an integer")
+        is_number = isinstance(value, kind) and not isinstance(value, bool) and value < math.inf
+        if "low" in bounds and not (is_number and value >= bounds["low"]):
+            raise ConfigError(f"{name} must be {what} of at least {bounds['low']}, got {value!r}")
+        if "above" in bounds and not (is_number and value > bounds["above"]):
+            raise ConfigError(f"{name} must be {what} above {bounds['above']}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which model, and how its files are read."""
 
-    model: str | None = option(
-        None, "Hugging Face directory, hub id or .gguf file; nothing serves the embedded default model", positional=True
-    )
+    model: str | None = option(None, "Hugging Face directory, hub id or .gguf file; nothing serves the embedded default model")
     runner: Runner = option("auto", "generate, or pooling (embeddings, classification, scores); auto: as the model's files say")
     convert: Convert = option("auto", "What a pooling model answers with, where that is not what it was made for: embed or classify")
-    pooler_config: dict[str, Any] | None = option(
-        None, "JSON object over the model's own: pooling_type (CLS, LAST, MEAN), use_activation", json=True
-    )
+    pooler_config: dict[str, Any] | None = option(None, "JSON object over the model's own: pooling_type (CLS, LAST, MEAN), use_activation")
     tokenizer: str | None = option(None, "Tokenizer directory or hub id, where it is not the model's own")
     revision: str | None = option(None, "Branch, tag or commit on the hub")
     dtype: Dtype = option("auto", "Compute dtype. auto: the checkpoint's; float32 for GGUF files on CPU, bfloat16 on accelerators")
-    max_model_len: int | None = option(None, "Context length in tokens. Default: the model's own, as far as memory allows")
-    max_logprobs: int = option(20, "Largest `logprobs` a request may ask for (-1: no limit)")
+    max_model_len: int | None = option(None, "Context length in tokens. Default: the model's own, as far as memory allows", low=2)
+    max_logprobs: int = option(20, "Largest `logprobs` a request may ask for (-1: no limit)", low=-1)
     seed: int = option(0, "Seed of requests that bring none")
     load_format: LoadFormat = option("auto", "Format of the weights; dummy: random weights of the model's shape")
     generation_config: str = option(
         "auto", "Where sampling defaults come from: auto (the model's generation_config.json), a directory, or vllm (neutral defaults)"
     )
-    override_generation_config: dict[str, Any] | None = option(None, "JSON object laid over the generation config", json=True)
-    hf_overrides: dict[str, Any] | None = option(None, "JSON object laid over config.json", json=True)
+    override_generation_config: dict[str, Any] | None = option(None, "JSON object laid over the generation config")
+    hf_overrides: dict[str, Any] | None = option(None, "JSON object laid over config.json")
     chat_template: str | None = option(None, "Chat template: a file, or the template itself on one line")
 
     def __post_init__(self) -> None:
         if self.dtype in _DTYPE_ALIASES:
             object.__setattr__(self, "dtype", _DTYPE_ALIASES[self.dtype])
-        _one_of("dtype", self.dtype, get_args(Dtype))
-        _one_of("load_format", self.load_format, get_args(LoadFormat))
-        _one_of("runner", self.runner, get_args(Runner))
-        _one_of("convert", self.convert, get_args(Convert))
+        check_fields(self)
         if self.runner == "generate" and (self.convert not in ("auto", "none") or self.pooler_config):
             raise ConfigError("convert and pooler_config belong to runner='pooling'; leave them out, or choose that runner")
-        if self.max_model_len is not None:
-            _at_least("max_model_len", self.max_model_len, 2)
-        _at_least("max_logprobs", self.max_logprobs, -1)
         for name in ("override_generation_config", "hf_overrides", "pooler_config"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
@@ -125,47 +138,41 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int | None = option(None, "Positions per KV page, a power of two")
+    block_size: int | None = option(None, "Positions per KV page, a power of two", low=8)
     gpu_memory_utilization: float = option(0.92, "Share of device memory that weights, temporaries and KV pages may take together")
-    kv_cache_memory_bytes: int | None = option(None, "Bytes for KV pages per device; overrides the share above")
+    kv_cache_memory_bytes: int | None = option(None, "Bytes for KV pages per device; overrides the share above", low=1)
     enable_prefix_caching: bool = option(True, "Reuse the KV pages of equal prompt prefixes")
 
     def __post_init__(self) -> None:
-        if self.block_size is not None:
-            _at_least("block_size", self.block_size, 8)
-            if self.block_size & (self.block_size - 1):
-                raise ConfigError(f"block_size must be a power of two, got {self.block_size}; 16, 32, 64 and 128 work")
+        check_fields(self)
+        if self.block_size is not None and self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size must be a power of two, got {self.block_size}; 16, 32, 64 and 128 work")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
-        if self.kv_cache_memory_bytes is not None:
-            _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """How requests share steps."""
 
-    max_num_seqs: int | None = option(None, "Most requests running at once")
-    max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step; longer prompts are cut into chunks")
+    max_num_seqs: int | None = option(None, "Most requests running at once", low=1)
+    max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step; longer prompts are cut into chunks", low=1)
     scheduling_policy: SchedulingPolicy = option("fcfs", "fcfs, or priority (lower values first, ties by arrival)")
-    max_num_queued_reqs: int | None = option(None, "Most requests waiting; more are refused with 503. Default: unbounded")
+    max_num_queued_reqs: int | None = option(None, "Most requests waiting; more are refused with 503. Default: unbounded", low=1)
     async_scheduling: bool = option(True, "Schedule the next step while the device runs this one")
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
-        _one_of("scheduling_policy", self.scheduling_policy, get_args(SchedulingPolicy))
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """How the model is spread over devices."""
 
-    tensor_parallel_size: int = option(1, "Devices that share each layer", alias="-tp")
+    tensor_parallel_size: int = option(1, "Devices that share each layer", alias="-tp", low=1)
 
     def __post_init__(self) -> None:
-        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,13 +231,3 @@ class EngineConfig:
     def from_json(cls, text: str) -> EngineConfig:
         groups = json.loads(text)
         return cls.from_options(**{name: value for group in groups.values() for name, value in group.items()})
-
-
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
-
-
-def _at_least(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Self
+
 
 class JaxllmError(Exception):
     """Base of every error that jaxllm raises on purpose."""
@@ -13,13 +16,16 @@ class InvalidRequestError(JaxllmError, ValueError):
     Args:
         message: what was given, why it cannot be, what would work.
         param: the request field at fault, or None where no single field is.
-        value: the offending value, kept for programs; the message already names it.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, value: object = None):
+    def __init__(self, message: str, *, param: str | None = None):
         super().__init__(message)
         self.param = param
-        self.value = value
+
+    def renamed(self, field_names: Mapping[str, str]) -> Self:
+        """The same error in terms of a request that names its fields otherwise."""
+        name = field_names.get(self.param or "")
+        return self if name is None else type(self)(str(self).replace(str(self.param), name, 1), param=name)
 
 
 class NotSupportedError(InvalidRequestError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import EngineConfig
-from jaxllm.core_types import CacheKind, EngineInfo
+from jaxllm.core_types import CacheKind, EngineInfo, Executor
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.structured_output import GrammarMasks
@@ -93,29 +93,35 @@ def start_engine(
         jax.block_until_ready(params)
     with phases("compile"):
         runner = _runner(config, model_def, params, plan, limits, placement, backend, tokenizer.vocab_size)
-    scheduler = Scheduler(
-        plan.cache_spec,
+    grammars = GrammarMasks(grammar_compiler(tokenizer, model_def.vocab_size), model_def.vocab_size)
+    about = {"max_model_len": plan.max_model_len, "vocab_size": model_def.vocab_size, "dtype": dtype, "platform": platform}
+    return assemble(config, runner, limits, phases, grammars, num_pages=_num_pages(plan), **about)
+
+
+def assemble(
+    config: EngineConfig, runner: Executor, limits: Limits, phases: Phases, grammars: GrammarMasks | None = None, **about: Any
+) -> tuple[EngineCore, EngineInfo]:
+    """The engine over a runner that can serve; `about` are the other fields of its `EngineInfo`."""
+    info = EngineInfo(
+        page_size=limits.page_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
+        startup_seconds=phases.seconds,
+        **about,
+    )
+    scheduler = Scheduler(
+        runner.cache_spec,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
         policy=config.scheduler.scheduling_policy,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
+        enable_prefix_caching=config.cache.enable_prefix_caching and info.pooling is None,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         seed=config.model.seed,
-        grammars=GrammarMasks(grammar_compiler(tokenizer, model_def.vocab_size), model_def.vocab_size),
+        grammars=grammars,
+        pooling=info.pooling is not None,
     )
-    info = EngineInfo(
-        max_model_len=plan.max_model_len,
-        vocab_size=model_def.vocab_size,
-        page_size=limits.page_size,
-        num_pages=_num_pages(plan),
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        dtype=dtype,
-        platform=platform,
-        startup_seconds=phases.seconds,
-    )
-    logger.info("engine ready: %s", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.seconds.items()))
+    logger.info("engine ready: %s", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in info.startup_seconds.items()))
     return EngineCore(scheduler, runner, async_scheduling=config.scheduler.async_scheduling), info
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.config import EngineConfig
 from jaxllm.core_types import EngineInfo
 from jaxllm.engine.core import EngineCore
-from jaxllm.engine.scheduler import Scheduler
 from jaxllm.errors import ConfigError
-from jaxllm.launch import Phases, compute_dtype, load, open_weights
+from jaxllm.launch import Phases, assemble, compute_dtype, load, open_weights
 from jaxllm.model_files import ModelFiles
 
 if TYPE_CHECKING:
@@ -56,30 +55,8 @@ def start_pooling(
         runner = PoolingRunner(model_def, params, limits, placement, config.compile)
         runner.warm_up()
         runner.compile_in_background()
-    scheduler = Scheduler(
-        runner.cache_spec,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        policy=config.scheduler.scheduling_policy,
-        enable_prefix_caching=False,
-        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
-        pooling=True,
-    )
-    info = EngineInfo(
-        max_model_len=max_model_len,
-        vocab_size=model_def.vocab_size,
-        page_size=limits.page_size,
-        num_pages=0,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        dtype=dtype,
-        platform=platform,
-        pooling=model_def.info,
-        startup_seconds=phases.seconds,
-    )
-    logger.info("engine ready: %s", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.seconds.items()))
-    return EngineCore(scheduler, runner, async_scheduling=config.scheduler.async_scheduling), info
+    about = {"max_model_len": max_model_len, "vocab_size": model_def.vocab_size, "dtype": dtype, "platform": platform}
+    return assemble(config, runner, limits, phases, num_pages=0, pooling=model_def.info, **about)
 
 
 def _define(

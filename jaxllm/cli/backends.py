@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,18 +21,8 @@ DEFAULT_URL = "http://localhost:8000/v1"
 API_KEY_VARIABLES = ("JAXLLM_API_KEY", "OPENAI_API_KEY")
 
 Message = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """What the session's flags say of sampling; None leaves it to the model's defaults."""
-
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-
-    def given(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value is not None}
+# Fields of a request that the session's flags set; the others are left to the model's defaults.
+Sampling = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,13 +39,19 @@ class Backend(Protocol):
     @property
     def model(self) -> str: ...
 
-    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]: ...
+    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Piece]: ...
 
-    def complete(self, prompt: str, sampling: Sampling) -> Iterator[Piece]: ...
+    def complete(self, prompt: str, sampling: Sampling) -> Generator[Piece]: ...
 
 
-def add_backend_flags(parser: CommandParser) -> None:
-    """The flags that `open_backend` and `sampling_of` read."""
+def backend_parser(command: str, does: str) -> CommandParser:
+    """The parser of a terminal session, with the flags that `open_backend` and `sampling_of` read."""
+    parser = CommandParser(
+        command,
+        f"{does}: with a running server (--url), or with a model loaded here (MODEL, or --local for the default model).",
+        groups=CONFIG_GROUPS,
+        positional_model=True,
+    )
     parser.own.add_argument("--url", metavar="URL", help=f"Server to talk to [{DEFAULT_URL}]")
     parser.own.add_argument("--model-name", metavar="NAME", help="Model to ask for at the server [the first one it lists]")
     parser.own.add_argument("--api-key", metavar="KEY", help=f"Key for the server [${' or $'.join(API_KEY_VARIABLES)}]")
@@ -63,10 +59,11 @@ def add_backend_flags(parser: CommandParser) -> None:
     parser.own.add_argument("--max-tokens", type=int, metavar="N", help="Longest answer in tokens [the model's or server's default]")
     parser.own.add_argument("--temperature", type=float, metavar="X", help="Sampling temperature; 0 always takes the likeliest token")
     parser.own.add_argument("--top-p", type=float, metavar="X", help="Sample from the likeliest tokens that sum up to this probability")
+    return parser
 
 
 def sampling_of(own: argparse.Namespace) -> Sampling:
-    return Sampling(max_tokens=own.max_tokens, temperature=own.temperature, top_p=own.top_p)
+    return {name: value for name in ("max_tokens", "temperature", "top_p") if (value := getattr(own, name)) is not None}
 
 
 def open_backend(args: Arguments, command: str) -> AbstractContextManager[Backend]:
@@ -80,7 +77,8 @@ def open_backend(args: Arguments, command: str) -> AbstractContextManager[Backen
         from jaxllm.cli.http_client import HttpBackend
 
         key = own.api_key or next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
-        return HttpBackend(own.url or DEFAULT_URL, model=own.model_name, api_key=key, command=command)
+        hint = f"name another with --url, or load a model here: `jaxllm {command} MODEL` (--local for the default model)"
+        return HttpBackend(own.url or DEFAULT_URL, model=own.model_name, api_key=key, hint=hint)
 
     for flag, value in (("--url", own.url), ("--model-name", own.model_name), ("--api-key", own.api_key)):
         if value is not None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TextIO
 
-from jaxllm.cli.backends import Backend, Message, Piece, Sampling, add_backend_flags, open_backend, sampling_of
+from jaxllm.cli.backends import Backend, Message, Piece, Sampling, backend_parser, open_backend, sampling_of
 from jaxllm.cli.parser import CommandParser
-from jaxllm.config import CONFIG_GROUPS
 from jaxllm.errors import JaxllmError
 
 COMMANDS = """\
@@ -19,13 +18,7 @@ COMMANDS = """\
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser(
-        "chat",
-        "Chat in the terminal: with a running server (--url), or with a model loaded here (MODEL, or --local for the default model).",
-        groups=CONFIG_GROUPS,
-        positional_model=True,
-    )
-    add_backend_flags(parser)
+    parser = backend_parser("chat", "Chat in the terminal")
     parser.own.add_argument("--system-prompt", metavar="TEXT", help="System prompt of the conversation")
     parser.own.add_argument("-q", "--quick", metavar="MESSAGE", help="Send one message, print the answer and leave")
     return parser
@@ -39,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
             chat.send(args.own.quick)
             return 0
         greeting = f"Chatting with {backend.model}. /help lists the commands; ctrl-C stops an answer, ctrl-D leaves."
-        return converse(chat, greeting, read_line)
+        converse(chat, greeting, read_line)
+        return 0
 
 
 class Chat:
@@ -78,7 +72,7 @@ class Chat:
                 self.messages.pop()
 
 
-def print_stream(pieces: Iterator[Piece], out: TextIO) -> str:
+def print_stream(pieces: Generator[Piece], out: TextIO) -> str:
     """Print pieces as they come; ctrl-C ends the answer. Returns what was printed."""
     answer, reason = "", None
     try:
@@ -90,9 +84,7 @@ def print_stream(pieces: Iterator[Piece], out: TextIO) -> str:
             out.flush()
     except KeyboardInterrupt:
         reason = "interrupt"
-        close = getattr(pieces, "close", None)
-        if close is not None:
-            close()
+        pieces.close()
     finally:
         if answer and not answer.endswith("\n"):
             out.write("\n")
@@ -105,33 +97,33 @@ def print_stream(pieces: Iterator[Piece], out: TextIO) -> str:
 _NOTES = {"length": "[cut off: the token limit was reached]", "interrupt": "[stopped]", "abort": "[given up by the server]"}
 
 
-def converse(chat: Chat, greeting: str, read: Callable[[], str]) -> int:
+def converse(chat: Chat, greeting: str, read: Callable[[], str]) -> None:
     """The interactive loop. `read` returns a line, or raises EOFError at the end."""
     note(greeting)
+    answer_lines(read, lambda line: (_obey if line.lstrip().startswith("/") else Chat.send)(chat, line.strip()))
+
+
+def answer_lines(read: Callable[[], str], answer: Callable[[str], object]) -> None:
+    """Answer what is typed, line by line, up to the end of the input; an answer that fails does not end it."""
     while True:
         try:
-            line = read().strip()
+            line = read().rstrip("\n")
+            if line.strip():
+                answer(line)
         except EOFError:
             note("")
-            return 0
+            return
         except KeyboardInterrupt:
-            note("\nctrl-D or /exit leaves")
-            continue
-        if not line:
-            continue
-        if line.startswith("/"):
-            command, _, argument = line.partition(" ")
-            if command == "/exit":
-                return 0
-            _obey(chat, command, argument.strip())
-            continue
-        try:
-            chat.send(line)
+            note("\nctrl-D leaves")
         except JaxllmError as error:
             note(f"error: {error}")
 
 
-def _obey(chat: Chat, command: str, argument: str) -> None:
+def _obey(chat: Chat, line: str) -> None:
+    """Do what a command says. Raises EOFError where it is to leave."""
+    command, _, argument = (part.strip() for part in line.partition(" "))
+    if command == "/exit":
+        raise EOFError
     if command == "/reset":
         chat.reset(chat.system_prompt)
         note("[a new conversation]")

@@ -5,21 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxllm.cli.backends import Backend, Sampling, add_backend_flags, open_backend, sampling_of
-from jaxllm.cli.chat import note, print_stream, read_line
+from jaxllm.cli.backends import Backend, Sampling, backend_parser, open_backend, sampling_of
+from jaxllm.cli.chat import answer_lines, note, print_stream, read_line
 from jaxllm.cli.parser import CommandParser
-from jaxllm.config import CONFIG_GROUPS
-from jaxllm.errors import JaxllmError
 
 
 def build_parser() -> CommandParser:
-    parser = CommandParser(
-        "complete",
-        "Continue text: with a running server (--url), or with a model loaded here (MODEL, or --local for the default model).",
-        groups=CONFIG_GROUPS,
-        positional_model=True,
-    )
-    add_backend_flags(parser)
+    parser = backend_parser("complete", "Continue text")
     parser.own.add_argument("-q", "--quick", metavar="PROMPT", help="Continue one prompt and leave")
     return parser
 
@@ -32,23 +24,10 @@ def main(argv: Sequence[str]) -> int:
             print_stream(backend.complete(args.own.quick, sampling), sys.stdout)
             return 0
         note(f"Completing with {backend.model}. Each line is a prompt; ctrl-C stops a completion, ctrl-D leaves.")
-        return continue_lines(backend, sampling, read_line)
+        continue_lines(backend, sampling, read_line)
+        return 0
 
 
-def continue_lines(backend: Backend, sampling: Sampling, read: Callable[[], str]) -> int:
+def continue_lines(backend: Backend, sampling: Sampling, read: Callable[[], str]) -> None:
     """The interactive loop. `read` returns a line, or raises EOFError at the end."""
-    while True:
-        try:
-            line = read().rstrip("\n")
-        except EOFError:
-            note("")
-            return 0
-        except KeyboardInterrupt:
-            note("\nctrl-D leaves")
-            continue
-        if not line:
-            continue
-        try:
-            print_stream(backend.complete(line, sampling), sys.stdout)
-        except JaxllmError as error:
-            note(f"error: {error}")
+    answer_lines(read, lambda line: print_stream(backend.complete(line, sampling), sys.stdout))

@@ -32,7 +32,7 @@ def read_config_file(path: str, options: Mapping[str, Option], not_offered: Mapp
         option = options.get(name)
         negated = options.get(name.removeprefix("no_")) if name.startswith("no_") else None
         if option is None and negated is not None and negated.kind == "bool":
-            option, value = negated, not negated.from_yaml(value, source=source)
+            option, value = negated, not _read(negated, value, source)
         if option is None and name in not_offered and happens_anyway(name, value):
             continue
         if option is None:
@@ -40,8 +40,15 @@ def read_config_file(path: str, options: Mapping[str, Option], not_offered: Mapp
         if option.name in values:
             raise ConfigError(f"{source}: the option is given twice")
         if value is not None:
-            values[option.name] = option.from_yaml(value, source=source)
+            values[option.name] = _read(option, value, source)
     return values
+
+
+def _read(option: Option, value: Any, source: str) -> Any:
+    try:
+        return option.read(value)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def _why_not(name: str, options: Mapping[str, Option], not_offered: Mapping[str, str]) -> str:

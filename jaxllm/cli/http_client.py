@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -28,18 +27,18 @@ class HttpBackend:
     Args:
         url: base URL, `/v1` included.
         model: the model to ask for; None asks the server for its first one.
-        command: the command's name, for the hint when no server answers.
+        hint: what else would work where no server answers.
     """
 
-    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None, command: str = "chat"):
+    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None, hint: str = "or name another"):
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url must look like http://host:8000/v1, got {url!r}")
-        self._command = command
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._hint = hint
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # A proxy cannot reach this machine's own server.
-        self._http = httpx.Client(timeout=_TIMEOUT, headers=headers, trust_env=parts.hostname not in _LOOPBACK)
+        self._http = httpx.Client(timeout=_TIMEOUT, headers=self.headers, trust_env=parts.hostname not in _LOOPBACK)
         self._model = model
 
     @property
@@ -48,19 +47,19 @@ class HttpBackend:
             self._model = self._first_model()
         return self._model
 
-    def __enter__(self) -> HttpBackend:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._http.close()
 
-    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
-        body = {"model": self.model, "messages": list(messages), "stream": True, **sampling.given()}
+    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Piece]:
+        body = {"model": self.model, "messages": list(messages), "stream": True, **sampling}
         for choice in self._stream("/chat/completions", body):
             yield Piece(choice.get("delta", {}).get("content") or "", choice.get("finish_reason"))
 
-    def complete(self, prompt: str, sampling: Sampling) -> Iterator[Piece]:
-        body = {"model": self.model, "prompt": prompt, "stream": True, **sampling.given()}
+    def complete(self, prompt: str, sampling: Sampling) -> Generator[Piece]:
+        body = {"model": self.model, "prompt": prompt, "stream": True, **sampling}
         for choice in self._stream("/completions", body):
             yield Piece(choice.get("text") or "", choice.get("finish_reason"))
 
@@ -89,10 +88,7 @@ class HttpBackend:
             raise ServerError(f"the server at {self.url} went away in the middle of an answer ({error})") from None
 
     def _unreachable(self, error: httpx.HTTPError) -> ServerError:
-        return ServerError(
-            f"no server answers at {self.url} ({error}); start one with `jaxllm serve`, name another with --url, "
-            f"or load a model here: `jaxllm {self._command} MODEL` (--local for the default model)"
-        )
+        return ServerError(f"no server answers at {self.url} ({error}); start one with `jaxllm serve`, {self._hint}")
 
 
 def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -1,15 +1,11 @@
-"""A model loaded in this terminal: an AsyncLLM on an event loop of its own, read as a plain iterator."""
+"""A model loaded in this terminal: an AsyncLLM whose event loop runs while an answer is waited for, read as a plain iterator."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import queue
 import sys
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Generator, Sequence
+from typing import TYPE_CHECKING, Self
 
 from jaxllm.cli.backends import Message, Piece, Sampling
 from jaxllm.config import EngineConfig
@@ -17,113 +13,63 @@ from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.async_llm import AsyncLLM
-
-# How long a waiting main thread may be deaf to ctrl-C.
-_POLL_S = 0.1
+    from jaxllm.outputs import RequestOutput
 
 
 class LocalBackend:
     """Starts the engine when the block is entered, and stops it when it is left."""
 
+    llm: AsyncLLM
+
     def __init__(self, config: EngineConfig):
         self._config = config
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="jaxllm-local", daemon=True)
-        self._ids = itertools.count()
-        self._llm: AsyncLLM | None = None
+        # Turns ctrl-C into the cancellation of what it runs.
+        self._loop = asyncio.Runner()
 
     @property
     def model(self) -> str:
         return self._config.model.model or "the default model"
 
-    @property
-    def llm(self) -> AsyncLLM:
-        assert self._llm is not None, "the engine runs inside `with` only"
-        return self._llm
+    def __enter__(self) -> Self:
+        from jaxllm.async_llm import AsyncLLM
 
-    def __enter__(self) -> LocalBackend:
         print(f"Loading {self.model} ...", file=sys.stderr, flush=True)
-        self._thread.start()
+        self.llm = AsyncLLM(config=self._config)
         try:
-            self._llm = self._wait(self._start())
-        except Exception:
-            self._close_loop()
+            self._loop.run(self.llm.start())
+        except BaseException:
+            self.__exit__()
             raise
-        # An interrupt does not wait for the loop, which may be downloading or loading; it ends with this process.
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self.llm.shutdown()
-        finally:
-            self._close_loop()
+    def __exit__(self, *exc: object) -> None:
+        self.llm.shutdown()
+        self._loop.close()
 
-    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
+    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Piece]:
         tokenizer = self.llm.tokenizer
         prompt = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)
         # The template writes the special tokens itself.
         return self._stream(tokenizer.encode(prompt, add_special_tokens=False), sampling, longest=None)
 
-    def complete(self, prompt: str, sampling: Sampling) -> Iterator[Piece]:
+    def complete(self, prompt: str, sampling: Sampling) -> Generator[Piece]:
         return self._stream(prompt, sampling, longest=SamplingParams().max_tokens)
 
-    def _stream(self, prompt: str | list[int], sampling: Sampling, longest: int | None) -> Iterator[Piece]:
-        fields = {"max_tokens": longest, **self.llm.default_sampling_params, **sampling.given()}
-        params = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
-        pieces: queue.SimpleQueue[Piece | BaseException | None] = queue.SimpleQueue()
-
-        async def pump() -> None:
-            try:
-                async for output in self.llm.generate(prompt, params, f"terminal-{next(self._ids)}"):
-                    for part in output.outputs:
-                        pieces.put(Piece(part.text, part.finish_reason))
-                pieces.put(None)
-            except Exception as error:
-                pieces.put(error)
-
-        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+    def _stream(self, prompt: str | list[int], sampling: Sampling, longest: int | None) -> Generator[Piece]:
+        fields = {"max_tokens": longest, **self.llm.default_sampling_params, **sampling}
+        outputs = self.llm.generate(prompt, SamplingParams(**fields, output_kind=RequestOutputKind.DELTA))
         try:
-            while (piece := _get(pieces)) is not None:
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
+            while (output := self._loop.run(_next(outputs))) is not None:
+                for part in output.outputs:
+                    yield Piece(part.text, part.finish_reason)
         finally:
-            # Cancelling the iterator aborts the request in the engine.
-            future.cancel()
-
-    async def _start(self) -> AsyncLLM:
-        from jaxllm.async_llm import AsyncLLM
-
-        llm = AsyncLLM.from_config(self._config)
-        try:
-            await llm.start()
-        except BaseException:
-            llm.shutdown()
-            raise
-        return llm
-
-    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            while True:
-                try:
-                    return future.result(timeout=_POLL_S)
-                except TimeoutError:
-                    if future.done():
-                        raise
-        except BaseException:
-            future.cancel()
-            raise
-
-    def _close_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+            # Closing the iterator aborts the request in the engine.
+            self._loop.run(_close(outputs))
 
 
-def _get(pieces: queue.SimpleQueue[Piece | BaseException | None]) -> Piece | BaseException | None:
-    while True:
-        try:
-            return pieces.get(timeout=_POLL_S)
-        except queue.Empty:
-            continue
+async def _next(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
+    return await anext(outputs, None)
+
+
+async def _close(outputs: AsyncGenerator[RequestOutput, None]) -> None:
+    await outputs.aclose()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from jaxllm.errors import ConfigError, JaxllmError
 
@@ -27,21 +28,31 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `jaxllm ARGV...`; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
-        return 0 if words else USAGE_ERROR
-    if words[0] in ("-V", "-v", "--version"):
+    if words[:1] in (["-V"], ["-v"], ["--version"]):
         from jaxllm import __version__
 
         print(__version__)
         return 0
+    name = f"jaxllm {words[0]}" if words and words[0] in COMMANDS else "jaxllm"
+    purpose = "An inference engine for large language models in JAX. `jaxllm --version` prints the version."
+    return run_command(name, partial(dispatch, "jaxllm", purpose, COMMANDS), words)
+
+
+def dispatch(program: str, purpose: str, commands: Mapping[str, tuple[str, str]], words: Sequence[str]) -> int:
+    """Call the command that `words` begin with, or print the help that lists them. Raises ConfigError where there is no such command."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        width = max(map(len, commands))
+        lines = [f"usage: {program} COMMAND [options]", "", purpose, "", "commands:"]
+        lines += [f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items()]
+        print("\n".join([*lines, "", f"`{program} COMMAND --help` explains a command."]))
+        return 0 if words else USAGE_ERROR
     command, *rest = words
-    if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
-        return _fail("jaxllm", f"no command {command!r}; {hint}", USAGE_ERROR)
-    module = importlib.import_module(COMMANDS[command][0])
-    return run_command(f"jaxllm {command}", module.main, rest)
+    if command not in commands:
+        near = difflib.get_close_matches(command, commands, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(commands)}"
+        raise ConfigError(f"no command {command!r}; {hint}")
+    status: int = importlib.import_module(commands[command][0]).main(rest)
+    return status
 
 
 def run_command(name: str, command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
@@ -63,14 +74,6 @@ def run_command(name: str, command: Callable[[Sequence[str]], int], argv: Sequen
 def _fail(name: str, message: str, status: int) -> int:
     print(f"{name}: error: {message}", file=sys.stderr)
     return status
-
-
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = ["usage: jaxllm COMMAND [options]", "", "An inference engine for large language models in JAX.", "", "commands:"]
-    lines += [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
-    lines += ["", "`jaxllm COMMAND --help` explains a command; `jaxllm --version` prints the version."]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

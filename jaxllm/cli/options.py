@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxllm.errors import ConfigError
-
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -31,33 +29,18 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     alias: str | None = None
-    positional: bool = False
 
     @property
     def flag(self) -> str:
         return flag_name(self.name)
 
-    def from_text(self, text: str) -> Any:
-        """Turn one word of the command line into a value of the option's type (one item of it for a list).
+    def read(self, value: Any) -> Any:
+        """A word of the command line (one item of it for a list), or a YAML value, as a value of the option's type.
 
         Raises:
-            ValueError: the word means something else.
+            ValueError: it means something else.
         """
-        return text if self.kind == "list" else _READERS[self.kind](text)
-
-    def from_yaml(self, value: Any, *, source: str) -> Any:
-        """Turn a YAML value into a value of the option's type.
-
-        Args:
-            source: how the user wrote the option, for the message.
-
-        Raises:
-            ConfigError: the value has another type.
-        """
-        try:
-            return _READERS[self.kind](value)
-        except ValueError as error:
-            raise ConfigError(f"{source}: {error}") from None
+        return _READERS[self.kind](value)
 
 
 def flag_name(name: str) -> str:
@@ -92,7 +75,6 @@ def _option(field: dataclasses.Field[Any], hint: Any, group: str) -> Option:
         help=field.metadata.get("help", ""),
         choices=choices,
         alias=field.metadata.get("alias"),
-        positional=field.metadata.get("positional", False),
     )
 
 

@@ -35,6 +35,19 @@ class Arguments:
         return {name: value for name, value in self.options.items() if name in names}
 
 
+def at_least(low: float, kind: type = int) -> Callable[[str], Any]:
+    """Reads a number of at least `low`: the `type` of a flag of a command's own."""
+
+    def read(text: str) -> Any:
+        if (value := kind(text)) < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}, got {text}")
+        return value
+
+    # What argparse calls it where the text is no number.
+    read.__name__ = kind.__name__
+    return read
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -65,6 +78,16 @@ class CommandParser:
             if option.group not in self._sections:
                 self._sections[option.group] = self._parser.add_argument_group(option.group)
             _add_flag(self._sections[option.group], option)
+        if self.options:
+            self._add_not_offered()
+
+    def _add_not_offered(self) -> None:
+        """Flags that we know and do not offer, so that whoever asks for what is done anyway may keep them."""
+        section = self._parser.add_argument_group("not offered")
+        for name in NOT_OFFERED.keys() - self.options.keys():
+            takes: dict[str, Any] = {"action": "store_true"} if happens_anyway(name, True) else {"nargs": "?", "const": True, "type": _word}
+            section.add_argument(flag_name(name), default=argparse.SUPPRESS, help=NOT_OFFERED[name].replace("%", "%%"), **takes)
+            section.add_argument(flag_name(f"no_{name}"), dest=name, action="store_false", default=argparse.SUPPRESS)
 
     # ----------------------------------------------------------------------- parsing
 
@@ -78,6 +101,9 @@ class CommandParser:
         namespace, rest = self._parser.parse_known_args(self._normalised(argv))
         values = vars(namespace)
         given = {name: values.pop(name) for name in list(values) if name in self.options}
+        for name in list(values):
+            if name in NOT_OFFERED and not happens_anyway(name, values.pop(name)):
+                raise ConfigError(f"{flag_name(name)} is not offered: {NOT_OFFERED[name]}")
         self._take_rest(rest, given)
         path = values.pop("config", None) if self.options else None
         from_file = read_config_file(path, self.options, NOT_OFFERED) if path else {}
@@ -102,15 +128,11 @@ class CommandParser:
         return words
 
     def _take_rest(self, rest: Sequence[str], given: dict[str, Any]) -> None:
-        """What argparse did not recognise: the model as a bare word, a flag that changes nothing, or an error."""
-        words, source = [], list(rest)
-        while source:
-            word = source.pop(0)
-            if word.startswith("-") and word != "--":
-                if not self._changes_nothing(word, source):
-                    raise ConfigError(self._unknown(word.partition("=")[0]))
-            elif word != "--":
-                words.append(word)
+        """What argparse did not recognise: the model as a bare word, or an error."""
+        words = [word for word in rest if word != "--"]
+        for word in words:
+            if word.startswith("-"):
+                raise ConfigError(self._unknown(word.partition("=")[0]))
         if words and not self.positional_model:
             raise ConfigError(f"unexpected argument {words[0]!r}; flags start with --")
         if len(words) > 1 or (words and "model" in given):
@@ -119,30 +141,10 @@ class CommandParser:
         if words:
             given["model"] = words[0]
 
-    def _changes_nothing(self, word: str, following: list[str]) -> bool:
-        """Whether a flag that is not offered asks for what is done anyway; takes its value out of the words that follow."""
-        flag, equals, text = word.partition("=")
-        name = field_name(flag)
-        if not self.options or not flag.startswith("--"):
-            return False
-        if name.removeprefix("no_") in NOT_OFFERED and name not in NOT_OFFERED:
-            return happens_anyway(name.removeprefix("no_"), False)
-        if name not in NOT_OFFERED:
-            return False
-        if happens_anyway(name, True):
-            return not equals
-        value = text if equals else (following[0] if following and not following[0].startswith("-") else None)
-        if value is None or not happens_anyway(name, int(value) if value.isdecimal() else value):
-            return False
-        if not equals:
-            following.pop(0)
-        return True
-
     def _unknown(self, flag: str) -> str:
-        name = field_name(flag)
-        for candidate in (name, name.removeprefix("no_"), name.partition(".")[0]):
-            if candidate in NOT_OFFERED and self.options:
-                return f"{flag} is not offered: {NOT_OFFERED[candidate]}"
+        name = field_name(flag).partition(".")[0]
+        if name in NOT_OFFERED and self.options:
+            return f"{flag} is not offered: {NOT_OFFERED[name]}"
         near = difflib.get_close_matches(flag.replace("_", "-"), self._parser._option_string_actions, n=1)
         return f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else f"; `jaxllm {self.command} --help` lists the flags")
 
@@ -190,8 +192,6 @@ class CommandParser:
         action = self._parser._option_string_actions.get(flag_name(field_name(name)))
         if action is not None:
             return self._section(action.container.title if hasattr(action, "container") else "option", [action])  # type: ignore[attr-defined]
-        if field_name(name) in NOT_OFFERED and self.options:
-            return f"{flag_name(field_name(name))} is not offered: {NOT_OFFERED[field_name(name)]}\n"
         raise ConfigError(f"no group or flag {name!r}; groups: {', '.join([*self._sections, 'all'])}")
 
     def _group(self, group: str) -> str:
@@ -232,10 +232,14 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
         section.add_argument(*names, **shared)
 
 
+def _word(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 def _reader(option: Option) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
-            return option.from_text(text)
+            return text if option.kind == "list" else option.read(text)
         except ValueError as error:
             # The only kind of error whose message argparse passes on.
             raise argparse.ArgumentTypeError(str(error)) from None

@@ -34,7 +34,6 @@ class IncrementalDetokenizer:
             if not (params.skip_special_tokens or params.spaces_between_special_tokens):
                 self._joined_tokens = tokenizer.added_tokens
         self._last_was_added = False
-        self._settled: list[str] = []
         self._unsent: list[str] = []
         self._held = 0
         self._stopped = False
@@ -66,20 +65,6 @@ class IncrementalDetokenizer:
         self._unsent = [text[visible:]] if self._held else []
         return text[:visible]
 
-    def cumulative(self, finished: bool) -> str:
-        """The whole text as far as it can be given out; with `finished`, all of it."""
-        if finished:
-            self._release()
-        text = self.text
-        return text[: len(text) - self._held]
-
-    @property
-    def text(self) -> str:
-        """Everything decoded so far, what is held back included."""
-        if len(self._settled) > 1:
-            self._settled = ["".join(self._settled)]
-        return self._settled[0] if self._settled else ""
-
     def _decode(self, token_id: int) -> str:
         assert self._stream is not None
         text = self._stream.step(token_id)
@@ -94,7 +79,6 @@ class IncrementalDetokenizer:
         """Append text; where it completes a stop string, cut there and return that string."""
         if not new:
             return None
-        self._settled.append(new)
         self._unsent.append(new)
         if not self._stops:
             return None
@@ -103,15 +87,11 @@ class IncrementalDetokenizer:
         if match is None:
             return None
         stop, excess = match
-        self._drop_end(excess)
+        if excess:
+            text = "".join(self._unsent)
+            self._unsent = [text[: len(text) - excess]]
         self._stopped, self._held = True, 0
         return stop
-
-    def _drop_end(self, count: int) -> None:
-        if count:
-            text, unsent = self.text, "".join(self._unsent)
-            self._settled = [text[: len(text) - count]]
-            self._unsent = [unsent[: len(unsent) - count]]
 
     def _release(self) -> None:
         """No more tokens will come: give out unfinished characters, and what was held back for a stop string that never came."""

@@ -6,7 +6,7 @@ Everything that can be refused without the device is refused here, so that the e
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class InputProcessor:
         text, token_ids, salt = self._read_prompt(prompt, add_special_tokens)
         if salt is not None and cache_salt is not None and salt != cache_salt:
             raise InvalidRequestError(
-                f"cache_salt is given twice: {salt!r} with the prompt and {cache_salt!r} beside it", param="cache_salt", value=cache_salt
+                f"cache_salt is given twice: {salt!r} with the prompt and {cache_salt!r} beside it", param="cache_salt"
             )
         cache_salt = _checked_salt(salt if salt is not None else cache_salt)
         if not isinstance(params, SamplingParams):
@@ -103,7 +103,9 @@ class InputProcessor:
         check_envelope(request_id, priority, deadline, priorities=self._priorities)
         params.verify()
         token_ids = self._truncated(token_ids, params)
-        self._check_prompt(token_ids)
+        limit = self._info.max_model_len
+        room = f"the context holds {limit} tokens, prompt and output together; send at most {limit - 1}"
+        check_prompt(token_ids, limit - 1, room, self._info.vocab_size)
         params = self._complete(params, len(token_ids))
         arrival = time.time() if arrival_time is None else arrival_time
         request = ProcessedRequest(request_id, text, token_ids, params, arrival)
@@ -162,23 +164,8 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"truncate_prompt_tokens={keep} exceeds the context of {limit} tokens; use at most {limit - 1}, or -1",
                 param="truncate_prompt_tokens",
-                value=keep,
             )
         return token_ids[-keep:]
-
-    def _check_prompt(self, token_ids: list[int]) -> None:
-        limit = self._info.max_model_len
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty; send at least one token", param="prompt")
-        if len(token_ids) >= limit:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens, but the context holds {limit} tokens, prompt and output together; "
-                f"send at most {limit - 1}, or set truncate_prompt_tokens",
-                param="prompt",
-                value=len(token_ids),
-            )
-        if max(token_ids) >= self._info.vocab_size:
-            raise self._outside_vocabulary("prompt", max(token_ids))
 
     # --------------------------------------------------------------------------------------------------- parameters
 
@@ -191,14 +178,12 @@ class InputProcessor:
                 f"min_tokens={params.min_tokens} cannot be reached: the context of {self._info.max_model_len} tokens leaves {room} "
                 f"after the prompt's {prompt_len}",
                 param="min_tokens",
-                value=params.min_tokens,
             )
         if params.n * (prompt_len + max_tokens) > MAX_REQUEST_TOKENS:
             raise InvalidRequestError(
                 f"n={params.n} sequences of {prompt_len} prompt and up to {max_tokens} output tokens come to more than the "
                 f"{MAX_REQUEST_TOKENS} tokens that one request may hold; lower n or max_tokens",
                 param="n",
-                value=params.n,
             )
         self._check_logprobs(params)
         self._check_ids(params)
@@ -231,7 +216,6 @@ class InputProcessor:
             raise InvalidRequestError(
                 "thinking_token_budget needs a model whose reasoning is read; start the server with --reasoning-parser",
                 param="thinking_token_budget",
-                value=params.thinking_token_budget,
             )
         return msgspec.structs.replace(marks, closing_ids=self._encode(marks.closing, False))
 
@@ -248,30 +232,18 @@ class InputProcessor:
                     f"{name} asks for {'all' if value == -1 else value} tokens a position, but at most {self._max_logprobs} are given; "
                     f"start the engine with a larger max_logprobs, or ask for fewer",
                     param=name,
-                    value=value,
                 )
         ids = params.logprob_token_ids
         if ids is not None and params.logprobs is not None and params.logprobs != len(ids):
             raise InvalidRequestError(
-                f"logprobs={params.logprobs} differs from the {len(ids)} ids of logprob_token_ids; leave logprobs out",
-                param="logprobs",
-                value=params.logprobs,
+                f"logprobs={params.logprobs} differs from the {len(ids)} ids of logprob_token_ids; leave logprobs out", param="logprobs"
             )
 
     def _check_ids(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
             ids = getattr(params, name)
-            if ids and max(ids) >= self._info.vocab_size:
-                raise self._outside_vocabulary(name, max(ids))
-            if ids and min(ids) < 0:
-                raise self._outside_vocabulary(name, min(ids))
-
-    def _outside_vocabulary(self, param: str, token_id: int) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"{param} holds token id {token_id}, outside the vocabulary of {self._info.vocab_size} ids (0 to {self._info.vocab_size - 1})",
-            param=param,
-            value=token_id,
-        )
+            if ids:
+                check_in_vocabulary(name, ids, self._info.vocab_size)
 
     def _tokenise_bad_words(self, words: Sequence[str] | None) -> list[list[int]]:
         """Each word with and without a leading space, since it may come at the start of a line or within one."""
@@ -287,7 +259,6 @@ class InputProcessor:
                 f"bad_words come to {len(sequences)} token sequences (each word with and without a leading space); "
                 f"at most {MAX_BAD_WORD_SEQUENCES} are allowed",
                 param="bad_words",
-                value=len(sequences),
             )
         return [list(ids) for ids in sequences]
 
@@ -304,15 +275,12 @@ class InputProcessor:
                 f"logit_bias, bad_words and (with min_tokens) stop ids hold {entries} entries together; "
                 f"at most {MAX_LOGIT_BIAS_ENTRIES} fit",
                 param="logit_bias",
-                value=entries,
             )
         allowed = range(self._num_sampled_ids) if params.allowed_token_ids is None else params.allowed_token_ids
         if all(token in banned or token >= self._num_sampled_ids for token in allowed):
             causes = "bad_words, min_tokens or their lack of a text" if params.min_tokens else "bad_words or their lack of a text"
             raise InvalidRequestError(
-                f"allowed_token_ids leaves no token to sample: all of its ids are excluded by {causes}",
-                param="allowed_token_ids",
-                value=params.allowed_token_ids,
+                f"allowed_token_ids leaves no token to sample: all of its ids are excluded by {causes}", param="allowed_token_ids"
             )
 
 
@@ -330,16 +298,31 @@ def _children(params: SamplingParams) -> list[SamplingParams]:
 def check_envelope(request_id: str, priority: Any, deadline: Any, *, priorities: bool) -> None:
     """Check what comes with a prompt, whatever is to be done with it. `priorities`: the engine schedules by priority."""
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
-        raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", param="priority", value=priority)
+        raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", param="priority")
     if priority and not priorities:
         raise InvalidRequestError(
-            f"priority={priority} needs an engine started with scheduling_policy='priority'; send 0 or leave it out",
-            param="priority",
-            value=priority,
+            f"priority={priority} needs an engine started with scheduling_policy='priority'; send 0 or leave it out", param="priority"
         )
     if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, int | float)):
         raise InvalidRequestError(f"deadline must be a time in seconds since the epoch, got {deadline!r}", param="deadline")
     check_unicode("request_id", request_id)
+
+
+def check_prompt(token_ids: list[int], longest: int, room: str, vocab_size: int) -> None:
+    """Whether a prompt has from one to `longest` tokens (`room` says how many those are), all of the vocabulary."""
+    if not token_ids:
+        raise InvalidRequestError("the prompt is empty; send at least one token", param="prompt")
+    if len(token_ids) > longest:
+        raise InvalidRequestError(f"the prompt has {len(token_ids)} tokens, but {room}, or set truncate_prompt_tokens", param="prompt")
+    check_in_vocabulary("prompt", token_ids, vocab_size)
+
+
+def check_in_vocabulary(param: str, ids: Collection[int], vocab_size: int) -> None:
+    for token_id in (max(ids), min(ids)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"{param} holds token id {token_id}, outside the vocabulary of {vocab_size} ids (0 to {vocab_size - 1})", param=param
+            )
 
 
 def checked_ids(ids: Any) -> list[int]:
@@ -352,7 +335,7 @@ def checked_ids(ids: Any) -> list[int]:
     for kind in set(map(type, ids)) - {int}:
         raise InvalidRequestError(f"token ids of a prompt must be integers, got {kind.__name__}", param="prompt")
     if ids and min(ids) < 0:
-        raise InvalidRequestError(f"token ids of a prompt must be 0 or more, got {min(ids)}", param="prompt", value=min(ids))
+        raise InvalidRequestError(f"token ids of a prompt must be 0 or more, got {min(ids)}", param="prompt")
     return ids
 
 
@@ -371,7 +354,6 @@ def _checked_salt(salt: Any) -> str | None:
         raise InvalidRequestError(
             f"cache_salt must be a string of 1 to {_CACHE_SALT_LIMIT} characters without @, /, \\ and NUL, got {salt!r:.200}",
             param="cache_salt",
-            value=salt,
         )
     check_unicode("cache_salt", salt)
     return salt

@@ -104,9 +104,6 @@ class KVCacheManager:
         """Share of pages in use in the fullest group, 0 to 1."""
         return max((group.pool.usage for group in self._groups), default=0.0)
 
-    def num_free_pages(self) -> list[int]:
-        return [group.pool.num_free for group in self._groups]
-
     def max_positions(self) -> int | None:
         """Positions that one request alone can keep; None where windows bound it whatever its length."""
         limits = []

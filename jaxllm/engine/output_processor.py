@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The text of a single token.
+TextOf = Callable[[int], str]
+
 
 @dataclass(slots=True)
 class Progress:
@@ -41,20 +44,6 @@ class Progress:
 
     updated: list[OpenRequest] = field(default_factory=list)
     aborts: dict[str, FinishReason] = field(default_factory=dict)
-
-
-class TokenTexts:
-    """The text of single tokens, decoded once each."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-
-    def __getitem__(self, token_id: int) -> str:
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = self._tokenizer.token_text(token_id)
-        return text
 
 
 class _Sequence:
@@ -73,7 +62,7 @@ class _Sequence:
         self.stop_reason: int | str | None = None
         self.fresh = False
 
-    def append(self, output: EngineOutput, texts: TokenTexts) -> None:
+    def append(self, output: EngineOutput, texts: TextOf) -> None:
         """Fold in what one step brought. A stop string found here ends the sequence, although the engine does not know yet."""
         token_ids = output.new_token_ids
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
@@ -145,7 +134,7 @@ class RequestState:
     def engine_ids(self) -> list[str]:
         return list(self._sequences)
 
-    def append(self, output: EngineOutput, texts: TokenTexts, now: float) -> bool:
+    def append(self, output: EngineOutput, texts: TextOf, now: float) -> bool:
         """Fold in one engine output at time `now` (seconds since the epoch). Returns whether a stop string ended its sequence."""
         sequence = self._sequences[output.request_id]
         if sequence.finish_reason is not None:
@@ -233,7 +222,7 @@ class PoolingState:
         self.finished = False
         self._answer: EngineOutput | None = None
 
-    def append(self, output: EngineOutput, texts: TokenTexts, now: float) -> bool:
+    def append(self, output: EngineOutput, texts: TextOf, now: float) -> bool:
         """Take the engine's answer, or what it failed with, at time `now`. False: the engine knows that the request has ended."""
         self.metrics.first_scheduled_time, self.metrics.finished_time = output.first_scheduled_time, now
         self.finished = True
@@ -279,7 +268,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._texts = TokenTexts(tokenizer)
+        self._texts = tokenizer.token_text
         self._requests: dict[str, OpenRequest] = {}
         self._by_engine_id: dict[str, OpenRequest] = {}
 
@@ -341,13 +330,13 @@ class OutputProcessor:
             self._by_engine_id.pop(engine_id, None)
 
 
-def _logprob_dict(entry: TokenLogprobs, texts: TokenTexts | None, ranked: bool) -> dict[int, Logprob]:
+def _logprob_dict(entry: TokenLogprobs, texts: TextOf | None, ranked: bool) -> dict[int, Logprob]:
     """Token id -> Logprob, the sampled (or prompt) token first. `ranked`: the others are the top tokens, best first."""
     ids, logprobs = entry.token_ids, entry.logprobs
     chosen = ids[0]
-    result = {chosen: Logprob(logprobs[0], entry.rank, texts[chosen] if texts else None)}
+    result = {chosen: Logprob(logprobs[0], entry.rank, texts(chosen) if texts else None)}
     for index in range(1, len(ids)):
         token = ids[index]
         if token != chosen:
-            result[token] = Logprob(logprobs[index], index if ranked else None, texts[token] if texts else None)
+            result[token] = Logprob(logprobs[index], index if ranked else None, texts(token) if texts else None)
     return result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxllm.core_types import EngineInfo, EngineRequest, PoolingInfo
-from jaxllm.engine.input_processor import ProcessedRequest, Prompt, check_envelope, check_unicode, checked_ids
+from jaxllm.engine.input_processor import ProcessedRequest, Prompt, check_envelope, check_prompt, check_unicode, checked_ids
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
@@ -61,20 +61,8 @@ class PoolingProcessor:
         check_envelope(request_id, priority, deadline, priorities=self._priorities)
         params = self._complete(params)
         text, token_ids, second_start = self._tokenised(prompt, params, add_special_tokens)
-        limit, vocab_size = self._engine.max_model_len, self._engine.vocab_size
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty; send at least one token", param="prompt")
-        if len(token_ids) > limit:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens, but this model takes at most {limit}; send less, or set truncate_prompt_tokens",
-                param="prompt",
-                value=len(token_ids),
-            )
-        if max(token_ids) >= vocab_size:
-            raise InvalidRequestError(
-                f"prompt holds token id {max(token_ids)}, outside the vocabulary of {vocab_size} ids (0 to {vocab_size - 1})",
-                param="prompt",
-            )
+        limit = self._engine.max_model_len
+        check_prompt(token_ids, limit, f"this model takes at most {limit}; send less", self._engine.vocab_size)
         arrival = time.time() if arrival_time is None else arrival_time
         child = EngineRequest(
             request_id=request_id,
@@ -94,20 +82,19 @@ class PoolingProcessor:
         params = params.clone(task=params.task or pooling.tasks[0])
         task = params.task
         if task not in pooling.tasks:
-            raise InvalidRequestError(f"this model does not {task}; its tasks are {', '.join(pooling.tasks)}", param="task", value=task)
+            raise InvalidRequestError(f"this model does not {task}; its tasks are {', '.join(pooling.tasks)}", param="task")
         keep = params.truncate_prompt_tokens
         if keep is not None and keep > limit:
             raise InvalidRequestError(
                 f"truncate_prompt_tokens={keep} exceeds the {limit} tokens that this model takes; use at most that, or -1",
                 param="truncate_prompt_tokens",
-                value=keep,
             )
         if params.dimensions is not None:
             self._check_dimensions(params.dimensions, task)
         for name in ("returned_token_ids", "step_tag_id"):
             value = getattr(params, name)
             if value is not None and task != "token_classify":
-                raise InvalidRequestError(f"{name} belongs to the task token_classify, not to {task}", param=name, value=value)
+                raise InvalidRequestError(f"{name} belongs to the task token_classify, not to {task}", param=name)
         if params.returned_token_ids is not None and max(params.returned_token_ids) >= pooling.width:
             raise InvalidRequestError(
                 f"returned_token_ids holds {max(params.returned_token_ids)}, but answers have {pooling.width} columns",
@@ -118,19 +105,16 @@ class PoolingProcessor:
     def _check_dimensions(self, dimensions: int, task: str) -> None:
         pooling = self.info
         if task not in ("embed", "token_embed"):
-            raise InvalidRequestError(f"dimensions belongs to embeddings, not to {task}", param="dimensions", value=dimensions)
+            raise InvalidRequestError(f"dimensions belongs to embeddings, not to {task}", param="dimensions")
         if not pooling.matryoshka:
             raise InvalidRequestError(
                 f"dimensions={dimensions}: this model was not trained for shorter embeddings; where it was, say so with "
                 'hf_overrides {"is_matryoshka": true}',
                 param="dimensions",
-                value=dimensions,
             )
         if dimensions > pooling.width or (isinstance(pooling.matryoshka, list) and dimensions not in pooling.matryoshka):
             allowed = pooling.matryoshka if isinstance(pooling.matryoshka, list) else f"1 to {pooling.width}"
-            raise InvalidRequestError(
-                f"dimensions={dimensions} is not one of this model's: {allowed}", param="dimensions", value=dimensions
-            )
+            raise InvalidRequestError(f"dimensions={dimensions} is not one of this model's: {allowed}", param="dimensions")
 
     def _tokenised(self, prompt: PoolingPrompt, params: PoolingParams, special: bool) -> tuple[str | None, list[int], int | None]:
         """Text (None where ids were given), token ids, and where the second text of a pair begins."""

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
@@ -36,57 +35,40 @@ _LONGEST_SOCKET_DIR = 80
 
 
 class Inbox:
-    """Outputs on their way from the reader thread to the one consumer, which waits in a thread or in an event loop."""
+    """Outputs on their way from the reader thread to the one consumer, which waits in an event loop."""
 
     def __init__(self) -> None:
         self._items: deque[EngineOutputs] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self.dead: EngineDeadError | None = None
 
     def put(self, outputs: EngineOutputs) -> None:
-        with self._changed:
+        with self._lock:
             self._items.append(outputs)
             self._wake()
 
     def close(self, error: EngineDeadError) -> None:
         """No more outputs will come: those that did are still given out, then `error` is raised."""
-        with self._changed:
+        with self._lock:
             if self.dead is None:
                 self.dead = error
             self._wake()
 
     def _wake(self) -> None:
-        self._changed.notify_all()
         if self._waiter is not None:
             loop, future = self._waiter
             self._waiter = None
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(_resolve, future)
 
-    def _take(self) -> EngineOutputs | None:
-        if self._items:
-            return self._items.popleft()
-        if self.dead is not None:
-            raise self.dead
-        return None
-
-    def get(self, timeout: float | None) -> EngineOutputs | None:
-        """The next outputs; None after `timeout` seconds without."""
-        end = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while (outputs := self._take()) is None:
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._changed.wait(left)
-            return outputs
-
-    async def get_async(self) -> EngineOutputs:
+    async def get(self) -> EngineOutputs:
         while True:
-            with self._changed:
-                if (outputs := self._take()) is not None:
-                    return outputs
+            with self._lock:
+                if self._items:
+                    return self._items.popleft()
+                if self.dead is not None:
+                    raise self.dead
                 loop = asyncio.get_running_loop()
                 future = loop.create_future()
                 self._waiter = (loop, future)

@@ -28,47 +28,6 @@ class Request:
     `capacity` the number of positions that all tables cover.
     """
 
-    __slots__ = (
-        "arrival_time",
-        "bad_word_sequences",
-        "cache_epoch",
-        "cache_salt",
-        "capacity",
-        "deadline",
-        "eos_ids",
-        "first_page",
-        "first_scheduled_time",
-        "grammar",
-        "is_new_row",
-        "key",
-        "max_total",
-        "num_cached_tokens",
-        "num_computed",
-        "num_in_flight",
-        "num_pending",
-        "num_preemptions",
-        "num_registered",
-        "num_sent",
-        "num_steps_in_flight",
-        "page_hashes",
-        "page_ids",
-        "params",
-        "pooling",
-        "priority",
-        "prompt_len",
-        "prompt_logprobs",
-        "request_id",
-        "second_start",
-        "seed",
-        "sent_bans",
-        "sent_first_output",
-        "slot",
-        "status",
-        "stop_ids",
-        "thinking",
-        "token_ids",
-    )
-
     def __init__(
         self,
         request: EngineRequest,
@@ -87,7 +46,6 @@ class Request:
         self.pooling = request.pooling_params
         self.second_start = request.second_start
         self.arrival_time = request.arrival_time
-        self.priority = request.priority
         self.deadline = request.deadline
         self.cache_salt = request.cache_salt
         # Order of service; the largest key among the running is the first to be preempted.

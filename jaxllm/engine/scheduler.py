@@ -123,29 +123,15 @@ class Scheduler:
         """
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another", param="request_id")
-        length = len(request.prompt_token_ids)
-        if length == 0:
-            raise InvalidRequestError("the prompt is empty; at least one token is needed", param="prompt")
         if (request.pooling_params is not None) != self.pooling:
             needed = "pooling_params: it answers with vectors" if self.pooling else "sampling_params: it generates"
             raise InvalidRequestError(f"requests to this model need {needed}")
-        if self.pooling and length > self.max_model_len:
+        length, longest = len(request.prompt_token_ids), self.max_model_len if self.pooling else self.max_len - 1
+        if not 1 <= length <= longest:
             raise InvalidRequestError(
-                f"the prompt has {length} tokens, but this model takes at most {self.max_model_len}", param="prompt", value=length
-            )
-        if not self.pooling and length >= self.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {length} tokens, but this model's context of {self.max_model_len} must hold the prompt and at least one "
-                f"new token; send at most {self.max_model_len - 1}",
+                f"the prompt has {length} tokens, but at least one is needed, and there is room for {longest} in all; where the KV cache "
+                "is the limit, more memory helps (gpu_memory_utilization, kv_cache_memory_bytes)",
                 param="prompt",
-                value=length,
-            )
-        if not self.pooling and length >= self.max_len:
-            raise InvalidRequestError(
-                f"the prompt has {length} tokens, but the KV cache has room for {self.max_len - 1} in all; send a shorter prompt, or give "
-                "the cache more memory (gpu_memory_utilization, kv_cache_memory_bytes)",
-                param="prompt",
-                value=length,
             )
         if self.max_num_queued_reqs is not None and len(self._waiting) - len(self._free_slots) >= self.max_num_queued_reqs:
             raise QueueFullError(

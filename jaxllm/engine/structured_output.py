@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class OutputGrammar:
     """The grammar of one request and how far its output has come. Kept on the request, so that it outlives preemption."""
 
-    __slots__ = ("_allowed_ids", "_allowed_words", "_compiling", "_end_ids", "_eos_ids", "_matcher", "_min_tokens", "num_tokens")
-
     def __init__(self, compiling: Future[LLMatcher], params: SamplingParams):
-        self._compiling = compiling
+        self.compiling = compiling
         self._matcher: LLMatcher | None = None
         self._allowed_ids = params.allowed_token_ids
         self._allowed_words: np.ndarray | None = None
@@ -35,23 +33,19 @@ class OutputGrammar:
     @property
     def is_ready(self) -> bool:
         """Whether it is compiled, or cannot be."""
-        return self._compiling.done()
+        return self.compiling.done()
 
     @property
     def failure(self) -> str | None:
         """Why it could not be compiled, or None."""
-        error = self._compiling.exception()
+        error = self.compiling.exception()
         return None if error is None else str(error)
-
-    @property
-    def compiling(self) -> Future[LLMatcher]:
-        return self._compiling
 
     @property
     def matcher(self) -> LLMatcher:
         """Raises what compiling raised."""
         if self._matcher is None:
-            self._matcher = self._compiling.result()
+            self._matcher = self.compiling.result()
         return self._matcher
 
     def accept(self, token_id: int) -> str | None:

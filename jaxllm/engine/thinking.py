@@ -17,20 +17,6 @@ class ThinkingBudget:
         token_bytes: the bytes of a token.
     """
 
-    __slots__ = (
-        "_anywhere",
-        "_closing",
-        "_ends",
-        "_is_over",
-        "_keep",
-        "_left",
-        "_pending",
-        "_starts",
-        "_tail",
-        "_token_bytes",
-        "is_inside",
-    )
-
     def __init__(self, params: SamplingParams, token_bytes: Callable[[int], bytes]):
         marks = params.reasoning_marks
         assert marks is not None

@@ -72,56 +72,31 @@ class _RequestName(msgspec.Struct):
     request_id: str
 
 
-_encoder = msgspec.msgpack.Encoder()
-_request_decoder = msgspec.msgpack.Decoder(EngineRequest)
-_name_decoder = msgspec.msgpack.Decoder(_RequestName)
-_ids_decoder = msgspec.msgpack.Decoder(list[str])
-_outputs_decoder = msgspec.msgpack.Decoder(EngineOutputs)
-
-encode = _encoder.encode
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(EngineRequest).decode
+decode_ids = msgspec.msgpack.Decoder(list[str]).decode
+decode_call = msgspec.msgpack.Decoder(Call).decode
+decode_outputs = msgspec.msgpack.Decoder(EngineOutputs).decode
+decode_info = msgspec.msgpack.Decoder(EngineInfo).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def encode_requests(requests: Sequence[EngineRequest]) -> list[bytes]:
-    return [ToEngine.ADD, *map(_encoder.encode, requests)]
-
-
-def decode_request(frame: bytes) -> EngineRequest:
-    """Raises msgspec.ValidationError where a field is wrong."""
-    return _request_decoder.decode(frame)
+    return [ToEngine.ADD, *map(encode, requests)]
 
 
 def decode_request_id(frame: bytes) -> str:
     """The id alone, of a request that could not be decoded."""
-    return _name_decoder.decode(frame).request_id
-
-
-def decode_ids(frame: bytes) -> list[str]:
-    return _ids_decoder.decode(frame)
-
-
-def decode_call(frame: bytes) -> Call:
-    return msgspec.msgpack.decode(frame, type=Call)
-
-
-def decode_outputs(frame: bytes) -> EngineOutputs:
-    return _outputs_decoder.decode(frame)
-
-
-def decode_info(frame: bytes) -> EngineInfo:
-    return msgspec.msgpack.decode(frame, type=EngineInfo)
-
-
-def decode_reply(frame: bytes) -> Reply:
-    return msgspec.msgpack.decode(frame, type=Reply)
+    return msgspec.msgpack.decode(frame, type=_RequestName).request_id
 
 
 def encode_failure(error: BaseException) -> bytes:
     """Only the root cause: our own errors explain themselves, others are followed to where they come from."""
     if isinstance(error, JaxllmError):
-        return _encoder.encode(Failure(type(error).__name__, str(error)))
+        return encode(Failure(type(error).__name__, str(error)))
     while error.__cause__ is not None:
         error = error.__cause__
-    return _encoder.encode(Failure("", f"{type(error).__name__}: {error}"))
+    return encode(Failure("", f"{type(error).__name__}: {error}"))
 
 
 def decode_failure(frame: bytes) -> JaxllmError:

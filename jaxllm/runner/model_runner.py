@@ -17,12 +17,13 @@ from jaxllm.core_types import ErrorKind, RowResult, ScheduledRow, SchedulerOutpu
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend
 from jaxllm.runner.admission import ADMIT_ROWS, SlotParams, admitted_rows, wants_full_logprobs, wants_static_logprobs
+from jaxllm.runner.base import Runner
 from jaxllm.runner.batch import BatchBuilder, decodes_first
 from jaxllm.runner.buckets import Bucket, bucket_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits, MemoryPlan, abstract_caches
 from jaxllm.runner.mesh import Placement
-from jaxllm.runner.profiler import Profiler
+from jaxllm.runner.roofline import Roofline
 from jaxllm.runner.sampler import SamplerOutput, SlotState
 from jaxllm.runner.step import StepOutput, StepProgram, StepState, WaitingRows, admit, count_history, window_groups
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
@@ -42,7 +43,7 @@ NO_TOKEN_LEFT = (
 )
 
 
-class ModelRunner(Profiler):
+class ModelRunner(Runner):
     """Implements `core_types.Executor` on the devices of a mesh.
 
     Args:
@@ -74,7 +75,7 @@ class ModelRunner(Profiler):
         self._max_logprobs = min(_STEP_LOGPROBS, model_def.vocab_size)
         self._batches = BatchBuilder(plan.cache_spec, limits.max_num_seqs, plan.max_model_len)
         self._slots: dict[int, SlotParams] = {}
-        self._program = StepProgram(
+        self.program = StepProgram(
             model_def=model_def,
             backend=backend,
             placement=placement,
@@ -92,8 +93,8 @@ class ModelRunner(Profiler):
         self._logits_shardings: dict[int, jax.sharding.Sharding] = {}
         self._sample_lock = threading.Lock()
         self._count_history = jax.jit(count_history, donate_argnums=0)
-        self._logprobs_of_rows = jax.jit(self._program.logprobs_of_rows)
-        self._full_logprobs_of_rows = jax.jit(self._program.full_logprobs_of_rows)
+        self._logprobs_of_rows = jax.jit(self.program.logprobs_of_rows)
+        self._full_logprobs_of_rows = jax.jit(self.program.full_logprobs_of_rows)
         self._state: StepState | None = None
         # Donation makes the state change hands with every call: one caller at a time.
         self._lock = threading.Lock()
@@ -107,7 +108,7 @@ class ModelRunner(Profiler):
     def _compile_step(self, bucket: Bucket) -> Any:
         layout = self._batches.layout(bucket)
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._placement.sharding())
-        step = jax.jit(functools.partial(self._program.step, layout=layout), donate_argnums=1)
+        step = jax.jit(functools.partial(self.program.step, layout=layout), donate_argnums=1)
         program = step.lower(self._abstract_params, self._abstract_state, packed).compile()
         self._logits_shardings[bucket.num_rows] = program.output_shardings[1].logits
         if self._state is not None:
@@ -121,7 +122,7 @@ class ModelRunner(Profiler):
             program = self._sample_programs.get(num_rows)
             if program is None:
                 logits = jax.ShapeDtypeStruct((num_rows, self._vocab_size), jnp.float32, sharding=self._logits_shardings[num_rows])
-                sample = jax.jit(self._program.sample_waiting, donate_argnums=0)
+                sample = jax.jit(self.program.sample_waiting, donate_argnums=0)
                 waiting = self._waiting_rows(num_rows, (), (), ())
                 program = sample.lower(self._abstract_state.slots, logits, waiting).compile()
                 self._sample_programs[num_rows] = program
@@ -155,17 +156,10 @@ class ModelRunner(Profiler):
             self._write_history(self._batches.sink_slot, [], 0)
         return temporaries
 
-    def compile_in_background(self) -> None:
-        """Compile the other buckets while requests are served."""
-        self._programs.start_background()
-
-    def wait_until_compiled(self) -> None:
-        """Return when all buckets are ready; benchmarks start then."""
-        self._programs.wait()
-
     @property
-    def num_compilations(self) -> int:
-        return self.guard.total
+    def roofline(self) -> Roofline:
+        """The work of steps of this model, for what benchmarks compare with."""
+        return Roofline.of(self.program.model_def, self.program.backend, self._placement, self.cache_spec.page_size)
 
     # ------------------------------------------------------------------------------------------------------------------ step
 
@@ -219,10 +213,8 @@ class ModelRunner(Profiler):
         self._state = self._state._replace(slots=self._count_history(self._state.slots, *counts))
 
     def shutdown(self) -> None:
-        """Stop compiling and drop the arrays."""
-        self._programs.close()
+        super().shutdown()
         self._state = None
-        self._params = []
 
     # --------------------------------------------------------------------------------------------------------------- results
 

@@ -19,11 +19,11 @@ from jaxllm.models.pooling import PoolingDef, PoolingModel
 from jaxllm.ops.attention.segments import Segments, attend_segments
 from jaxllm.ops.moe import sharded_experts
 from jaxllm.pooling_params import PoolingParams
+from jaxllm.runner.base import Runner
 from jaxllm.runner.buckets import Bucket, pooling_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits
 from jaxllm.runner.mesh import Placement
-from jaxllm.runner.profiler import Profiler
 from jaxllm.specs import AttendSpec
 
 NOT_FINITE = "the model's hidden states are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
@@ -84,7 +84,7 @@ class PoolingProgram:
         return self.model_def.bind(params).head(hidden)
 
 
-class PoolingRunner(Profiler):
+class PoolingRunner(Runner):
     """Implements `core_types.Executor` for a pooling model.
 
     Args:
@@ -119,18 +119,6 @@ class PoolingRunner(Profiler):
         """
         return self._programs.compile_first()
 
-    def compile_in_background(self) -> None:
-        """Compile the other buckets while requests are served."""
-        self._programs.start_background()
-
-    def wait_until_compiled(self) -> None:
-        """Return when all buckets are ready."""
-        self._programs.wait()
-
-    @property
-    def num_compilations(self) -> int:
-        return self.guard.total
-
     def execute(self, step: SchedulerOutput) -> _PendingStep:
         """Pack the batch and enqueue it. Returns before the device is done."""
         by_slot = {row.slot: row for row in step.new_rows}
@@ -145,11 +133,6 @@ class PoolingRunner(Profiler):
                     with self.guard.expected():
                         per_token = self._of_tokens(self._params, hidden)
         return _PendingStep(self.model_def.pooling.activation, rows, bucket, answers, finite, per_token)
-
-    def shutdown(self) -> None:
-        """Stop compiling and drop the arrays."""
-        self._programs.close()
-        self._params = []
 
 
 def _wants_tokens(row: NewRow) -> bool:

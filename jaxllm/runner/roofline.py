@@ -7,8 +7,9 @@ All figures are per device of a tensor-parallel group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -95,17 +96,37 @@ class Roofline:
 
     def prefill(self, tokens: int) -> Work:
         """One chunk of a prompt, from its beginning."""
+        return self._work(tokens=tokens, rows=1, seen_of=partial(_seen, 0, tokens), reads=0)
 
-        def seen(window: float) -> float:
-            inside = min(tokens, window)
-            return inside * (inside + 1) / 2 + (tokens - inside) * inside
+    def generation(self, requests: Sequence[tuple[int, int]], num_steps: int, num_cached_tokens: int) -> Work:
+        """All of some requests, given by their numbers of prompt and output tokens, in so many steps.
 
-        return self._work(tokens=tokens, rows=1, seen_of=seen, reads=0)
+        Cached prompt tokens are not computed (their share of attention is not subtracted).
+        """
+        flops = kv = 0.0
+        computed = -num_cached_tokens
+        for prompt, output in requests:
+            # The last token is sampled and not computed.
+            length = prompt + output - 1
+            computed += length
+            flops += self._mixing(length, 1, partial(_seen, 0, length), 0)[0] + 2 * output * self.head
+            kv += self._mixing(output - 1, 1, partial(_seen, prompt, length), math.inf)[1]
+        return Work(flops + 2 * computed * self.layer_weights, num_steps * self._weights_read(computed / num_steps) + kv)
 
     def _work(self, *, tokens: int, rows: int, seen_of: Callable[[float], float], reads: int) -> Work:
-        """seen_of: window (or infinity) -> positions that all queries together see. reads: cached positions that are read at most."""
-        flops = 2 * tokens * self.layer_weights + 2 * rows * self.head
-        kv = 0.0
+        flops, kv = self._mixing(tokens, rows, seen_of, reads)
+        flops += 2 * tokens * self.layer_weights + 2 * rows * self.head
+        return Work(flops, self._weights_read(tokens) + kv + rows * self.model_def.vocab_size * 4)
+
+    def _weights_read(self, tokens: float) -> float:
+        """By a step; of experts, as many as so many tokens meet if each chooses evenly."""
+        return self.weight_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** tokens)
+
+    def _mixing(self, tokens: int, rows: int, seen_of: Callable[[float], float], reads: float) -> tuple[float, float]:
+        """FLOPs of mixing positions, and bytes of caches. seen_of: window (or infinity) -> positions that all queries together see.
+        reads: cached positions that are read at most.
+        """
+        flops = kv = 0.0
         spec = self.model_def.spec
         for block, of_layer in zip(spec.blocks, spec.cache_of_layers, strict=True):
             for cache in of_layer:
@@ -119,6 +140,14 @@ class Roofline:
                     dims = layer.head_dim + (layer.attend.latent or layer.head_dim)  # of a key, and of a value
                     flops += 2 * block.mixer.num_heads / self.shards * dims * seen
                     kv += (min(reads, seen) + tokens) * size
-        # As many experts as so many tokens meet, if each chooses evenly.
-        experts = self.expert_bytes * (1 - (1 - self.expert_share) ** tokens)
-        return Work(flops, self.weight_bytes + experts + kv + rows * self.model_def.vocab_size * 4)
+        return flops, kv
+
+
+def _seen(first: int, last: int, window: float) -> float:
+    """Positions that the queries at [first, last) of a sequence see together."""
+
+    def by_all_before(end: int) -> float:
+        inside = min(end, window)
+        return inside * (inside + 1) / 2 + (end - inside) * inside
+
+    return by_all_before(last) - by_all_before(first)

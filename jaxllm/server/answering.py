@@ -80,14 +80,13 @@ async def open_answering(
     constraint = (field_names or {}).get(constraint, constraint)
     names = {"logprobs": "top_logprobs", "structured_outputs": constraint, **(field_names or {})}
     try:
-        serving.model_name(body.model)
         plan = AnswerPlan(state, body)
         defaults = serving.engine.default_sampling_params
         params = chat_params(body, defaults, plan.constraint, keep_special_tokens=plan.keeps_special_tokens)
         prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
         params = with_reasoning(params, plan, prompt.text, continues=bool(body.continue_final_message))
     except InvalidRequestError as error:
-        raise in_other_words(error, names) from error
+        raise error.renamed(names) from error
     job = new_job(state, request, body, prefix=prefix, prompts=[prompt], params=params, field_names=names)
     return Answering(job, body, plan)
 
@@ -102,13 +101,5 @@ def translated(fields: Mapping[str, Any], field_names: Mapping[str, str]) -> Cha
     try:
         chat.check()
     except InvalidRequestError as error:
-        raise in_other_words(error, field_names) from error
+        raise error.renamed(field_names) from error
     return chat
-
-
-def in_other_words(error: InvalidRequestError, field_names: Mapping[str, str]) -> InvalidRequestError:
-    """The same error in terms of a request that names its fields otherwise."""
-    name = field_names.get(error.param or "")
-    if name is None:
-        return error
-    return type(error)(str(error).replace(str(error.param), name, 1), param=name, value=error.value)

@@ -43,7 +43,6 @@ class AnswerPlan:
                 'tool_choice "auto" (the default with tools) needs a server that was started with --enable-auto-tool-choice and '
                 '--tool-call-parser; with tool_choice "none" the tools are rendered into the prompt',
                 param="tool_choice",
-                value="auto",
             )
         self.constraint, self.tools = with_calls(
             structured_outputs(body), self.choice, formats, continues=bool(body.continue_final_message)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 
 from jaxllm import __version__
 from jaxllm.config import EngineConfig
 from jaxllm.server.config import ServerConfig
 from jaxllm.server.errors import NotFoundError, install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
-from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware, RootPathMiddleware
+from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from jaxllm.server.openapi import install_openapi
 from jaxllm.server.responses_api.store import ResponseStore
-from jaxllm.server.routes import chat, chat_batch, completions, generate, health, messages, models, operation, pooling, responses, tokenize
-from jaxllm.server.state import ServerState
+from jaxllm.server.routes import chat, chat_batch, completions, generate, messages, operation, pooling, responses, tokenize
+from jaxllm.server.state import ServerState, State
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -30,12 +29,14 @@ def create_app(state: ServerState) -> FastAPI:
         redoc_url="/redoc" if docs else None,
         openapi_url="/openapi.json" if docs else None,
     )
+    # Some proxies strip the prefix, others do not: routes are found with and without it.
+    app.root_path = config.root_path
     app.state.server = state
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_responses_bytes)
     for routes in (completions, chat, chat_batch, responses, messages, generate):
         app.include_router(routes.router, dependencies=[Depends(_check_generates)])
-    for routes in (pooling, models, tokenize, health, operation):
-        app.include_router(routes.router)
+    for router in (pooling.router, tokenize.models_router, tokenize.router, operation.router):
+        app.include_router(router)
     if config.enable_tokenizer_info_endpoint:
         app.include_router(operation.tokenizer_router)
     if config.enable_dev_endpoints:
@@ -46,8 +47,6 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_middleware(BodyLimitMiddleware, limit=config.max_request_body_size)
     if config.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=config.api_keys, root_path=config.root_path)
-    if config.root_path:
-        app.add_middleware(RootPathMiddleware, root_path=config.root_path)
     if config.enable_request_id_headers:
         app.add_middleware(RequestIdMiddleware)
     app.add_middleware(
@@ -60,9 +59,8 @@ def create_app(state: ServerState) -> FastAPI:
     return app
 
 
-async def _check_generates(request: Request) -> None:
+async def _check_generates(state: State) -> None:
     """Before every route that generates. Raises NotFoundError where the model does not."""
-    state: ServerState = request.app.state.server
     if state.serving.engine.info.pooling is not None:
         raise NotFoundError(
             "this model answers with vectors and generates nothing; ask /v1/embeddings, /pooling, /classify, /score or /rerank"

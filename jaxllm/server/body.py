@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from jaxllm.errors import InvalidRequestError
 from jaxllm.server.errors import ClientDisconnected
 from jaxllm.server.protocol import ApiRequest
+from jaxllm.server.state import ServerState
 
 MAX_NESTING = 128
 
@@ -20,7 +21,8 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     """Read and validate the request's body.
 
     Raises:
-        InvalidRequestError, pydantic.ValidationError: wrong content type, malformed or too deeply nested JSON, or a field at fault.
+        InvalidRequestError, pydantic.ValidationError: wrong content type, malformed or too deeply nested JSON, or a field at fault, the
+            model among them.
     """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
@@ -31,6 +33,8 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         raise ClientDisconnected from None
     body = model.model_validate(decode_json(raw))
     body.check()
+    state: ServerState = request.app.state.server
+    state.serving.model_name(body.model)
     return body
 
 

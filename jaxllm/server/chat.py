@@ -11,19 +11,6 @@ from jaxllm.server.protocol import TemplateRequest
 if TYPE_CHECKING:
     from jaxllm.text.tokenizer import Tokenizer
 
-# Arguments of `Tokenizer.apply_chat_template` that are no variables of a template, or have a request field of their own.
-_RESERVED_KWARGS = (
-    "self",
-    "messages",
-    "tools",
-    "documents",
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-    "content_format",
-    "tokenize",
-)
-
 
 def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], request: TemplateRequest, *, trust_template: bool) -> str:
     """The prompt of a conversation.
@@ -38,12 +25,6 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], req
             param="chat_template",
         )
     variables = dict(request.chat_template_kwargs or {})
-    for name in _RESERVED_KWARGS:
-        if name in variables:
-            raise InvalidRequestError(
-                f"chat_template_kwargs may not hold {name!r}: it has a field of its own, or is none of the template's variables",
-                param="chat_template_kwargs",
-            )
     if request.reasoning_effort == "none":
         # Templates of different families read different names.
         variables = {"enable_thinking": False, "thinking": False, **variables}
@@ -58,7 +39,7 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], req
         continue_final_message=continues,
         chat_template=request.chat_template,
         documents=request.documents,
-        **variables,
+        variables=variables,
     )
 
 

@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from jaxllm.config import option
+from jaxllm.config import check_fields, option
 from jaxllm.errors import ConfigError
 from jaxllm.logging import LogFormat
 
@@ -23,7 +23,7 @@ class ServerConfig:
     """Where and how the server listens, who may ask, and what it answers beside the model's output."""
 
     host: str | None = option(None, "Address to listen on. Default: every IPv4 address of this machine")
-    port: int = option(8000, "Port to listen on; 0 lets the system choose one")
+    port: int = option(8000, "Port to listen on; 0 lets the system choose one", low=0)
     uds: str | None = option(None, "Path of a Unix domain socket to listen on instead of host and port")
     root_path: str = option("", "Path prefix under which a proxy serves this server")
     api_key: tuple[str, ...] = dataclasses.field(
@@ -51,19 +51,21 @@ class ServerConfig:
         None, "Where OpenTelemetry spans of requests are sent (OTLP); needs the extra otel. Default: nowhere"
     )
     sse_keep_alive_interval: float | None = option(
-        None, "Seconds of silence after which a stream gets a comment, so that proxies keep it open. Default: never"
+        None, "Seconds of silence after which a stream gets a comment, so that proxies keep it open. Default: never", above=0
     )
     metrics_prefix: str = option("jaxllm", "Prefix of the metrics' names; vllm fits existing dashboards")
     request_timeout: float | None = option(
-        None, "Seconds after which a request is given up; a request may ask for less with the header X-Request-Timeout. Default: none"
+        None,
+        "Seconds after which a request is given up; a request may ask for less with the header X-Request-Timeout. Default: none",
+        above=0,
     )
-    shutdown_timeout: float = option(5.0, "Seconds that running requests may still take once the server is told to stop")
+    shutdown_timeout: float = option(5.0, "Seconds that running requests may still take once the server is told to stop", low=0)
     enable_tokenizer_info_endpoint: bool = option(False, "Serve /tokenizer_info, which tells the chat template and the special tokens")
     enable_dev_endpoints: bool = option(False, "Serve /reset_prefix_cache, /start_profile and /stop_profile")
     profile_dir: str = option("jaxllm-profile", "Directory for the traces of /start_profile")
-    max_request_body_size: int = option(32 * 2**20, "Largest request body in bytes")
-    max_stored_responses: int = option(1_000, "How many responses of /v1/responses are kept for retrieval and continuation; 0: none")
-    max_stored_responses_bytes: int = option(256 * 2**20, "Bytes that they may take in all, their conversations included")
+    max_request_body_size: int = option(32 * 2**20, "Largest request body in bytes", low=1)
+    max_stored_responses: int = option(1_000, "How many responses of /v1/responses are kept for retrieval and continuation; 0: none", low=0)
+    max_stored_responses_bytes: int = option(256 * 2**20, "Bytes that they may take in all, their conversations included", low=0)
     allowed_origins: tuple[str, ...] = option(("*",), "Origins that browsers may call from; repeatable, or a JSON list")
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that browsers may use from other origins; repeatable, or a JSON list")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that browsers may send from other origins; repeatable, or a JSON list")
@@ -77,7 +79,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in ("api_key", "served_model_name", "allowed_origins", "allowed_methods", "allowed_headers"):
             object.__setattr__(self, name, _words(name, getattr(self, name)))
-        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
+        check_fields(self)
+        if self.port > 65535:
             raise ConfigError(f"port must be an integer from 0 to 65535, got {self.port!r}")
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError(f"root_path must start with /, got {self.root_path!r}")
@@ -87,19 +90,6 @@ class ServerConfig:
         self._check_parsers()
         if not self.metrics_prefix.isidentifier():
             raise ConfigError(f"metrics_prefix must consist of letters, digits and _, got {self.metrics_prefix!r}")
-        if self.log_format not in get_args(LogFormat):
-            raise ConfigError(f"log_format must be one of {', '.join(get_args(LogFormat))}; got {self.log_format!r}")
-        if self.sse_keep_alive_interval is not None and not self.sse_keep_alive_interval > 0:
-            raise ConfigError(f"sse_keep_alive_interval must be above 0 seconds, got {self.sse_keep_alive_interval!r}")
-        if self.request_timeout is not None and not self.request_timeout > 0:
-            raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout!r}")
-        if not 0 <= self.shutdown_timeout < float("inf"):
-            raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}")
-        for name in ("max_stored_responses", "max_stored_responses_bytes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)!r}")
-        if self.max_request_body_size < 1:
-            raise ConfigError(f"max_request_body_size must be at least 1 byte, got {self.max_request_body_size!r}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             given, missing = ("ssl_keyfile", "ssl_certfile") if self.ssl_keyfile else ("ssl_certfile", "ssl_keyfile")
             raise ConfigError(f"{given} needs {missing} beside it")
@@ -107,8 +97,6 @@ class ServerConfig:
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
                 raise ConfigError(f"{name}={path!r} is not a file")
-        if self.uvicorn_log_level not in get_args(LogLevel):
-            raise ConfigError(f"uvicorn_log_level must be one of {', '.join(get_args(LogLevel))}; got {self.uvicorn_log_level!r}")
 
     def _check_parsers(self) -> None:
         from jaxllm.server.parsers import REASONING_FORMATS, TOOL_FORMATS

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from starlette.requests import Request
 
@@ -27,20 +27,21 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 REQUEST_ID_HEADER = "X-Request-Id"
 
 
+P = TypeVar("P")
 Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 
 
-class NamedRequest(Protocol):
-    """What every request says of itself."""
+class EngineBody(Protocol):
+    """What every request for the engine says of itself."""
 
     model: str | None
     request_id: str | None
+    priority: int | None
 
 
-class JobRequest(NamedRequest, Protocol):
+class JobRequest(EngineBody, Protocol):
     """What every request that generates says beside its prompts and sampling parameters."""
 
-    priority: int | None
     cache_salt: str | None
 
     @property
@@ -55,33 +56,60 @@ class Prompt:
     token_ids: list[int]
 
 
-@dataclass(slots=True)
-class Job:
-    """One HTTP request's work for the engine."""
+@dataclass(kw_only=True)
+class EngineJob(Generic[P, Output]):
+    """One HTTP request's work for the engine, whatever that is."""
 
     serving: Serving
     response_id: str
     model: str
-    created: int
-    prompts: list[Prompt]
-    params: SamplingParams
-    priority: int
-    cache_salt: str | None
-    deadline: float | None
-    # When it came, and what its headers say of the trace that it is part of.
+    prompts: Sequence[P]
+    # When it came.
     started: float
-    tracer: RequestTracer | None = None
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
-    # Tokens are generated but none is shown: a prompt is scored.
-    scoring: bool = False
-    # Sampling parameters that the request names otherwise: parameter -> field.
+    priority: int
+    deadline: float | None
+    # Parameters that the request names otherwise: parameter -> field.
     field_names: Mapping[str, str] = field(default_factory=dict)
 
-    def start(self) -> list[AsyncGenerator[RequestOutput, None]]:
+    @classmethod
+    def open(cls, state: ServerState, request: Request, body: EngineBody, *, prefix: str, **more: Any) -> Self:
+        """Collect what the engine needs of a request. Raises InvalidRequestError for a bad time limit or request id."""
+        now = time.time()
+        return cls(
+            serving=state.serving,
+            response_id=f"{prefix}-{base_id(request, body)}",
+            model=state.serving.model_name(body.model),
+            started=now,
+            priority=body.priority or 0,
+            deadline=deadline_of(request, state.config.request_timeout, now),
+            **more,
+        )
+
+    @property
+    def created(self) -> int:
+        return int(self.started)
+
+    def start(self) -> list[AsyncGenerator[Output, None]]:
         """One stream of outputs a prompt; nothing runs before it is iterated."""
         # The client may use its own id again while the first request runs: the engine's ids must differ.
         base = f"{self.response_id}-{uuid.uuid4().hex[:8]}"
         return [self._one(f"{base}-{index}", prompt) for index, prompt in enumerate(self.prompts)]
+
+    def _one(self, request_id: str, prompt: P) -> AsyncGenerator[Output, None]:
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Job(EngineJob[Prompt, RequestOutput]):
+    """Prompts to be completed."""
+
+    params: SamplingParams
+    cache_salt: str | None
+    tracer: RequestTracer | None = None
+    # What the request's headers say of the trace that it is part of.
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    # Tokens are generated but none is shown: a prompt is scored.
+    scoring: bool = False
 
     async def _one(self, request_id: str, prompt: Prompt) -> AsyncGenerator[RequestOutput, None]:
         outputs = self.serving.engine.generate(
@@ -102,19 +130,13 @@ class Job:
                 self._check(output)
                 yield output
         except InvalidRequestError as error:
-            raise self._in_fields_of_the_request(error) from error
+            raise error.renamed(self.field_names) from error
         finally:
             close = getattr(outputs, "aclose", None)
             if close is not None:
                 await close()
             if self.tracer is not None:
                 self.tracer.record(self, request_id, metrics, num_prompt_tokens=len(prompt.token_ids), num_tokens=num_tokens)
-
-    def _in_fields_of_the_request(self, error: InvalidRequestError) -> InvalidRequestError:
-        name = self.field_names.get(error.param or "")
-        if name is None:
-            return error
-        return type(error)(str(error).replace(str(error.param), name, 1), param=name, value=error.value)
 
     def _check(self, output: RequestOutput) -> None:
         for choice in output.outputs:
@@ -139,19 +161,14 @@ def new_job(
     Raises:
         InvalidRequestError: a bad time limit or request id.
     """
-    serving = state.serving
-    now = time.time()
-    job = Job(
-        serving=serving,
-        response_id=f"{prefix}-{base_id(request, body)}",
-        model=serving.model_name(body.model),
-        created=int(now),
+    job = Job.open(
+        state,
+        request,
+        body,
+        prefix=prefix,
         prompts=prompts,
         params=params,
-        priority=body.priority or 0,
         cache_salt=body.cache_salt,
-        deadline=deadline_of(request, state.config.request_timeout, now),
-        started=now,
         tracer=state.tracer,
         trace_headers=trace_headers(request.headers) if state.tracer is not None else {},
         scoring=body.max_tokens == 0,
@@ -163,7 +180,7 @@ def new_job(
     return job
 
 
-def base_id(request: Request, body: NamedRequest) -> str:
+def base_id(request: Request, body: EngineBody) -> str:
     """What a response's id ends with: the name that the client gave the request, or a new one."""
     header = request.headers.get(REQUEST_ID_HEADER)
     name, given = (REQUEST_ID_HEADER, header) if header else ("request_id", body.request_id)
@@ -188,42 +205,26 @@ def deadline_of(request: Request, limit: float | None, now: float) -> float | No
     return None if limit is None else now + limit
 
 
-async def collect(job: Job) -> list[RequestOutput]:
-    """The final output of every prompt, in order. The first failure ends the others."""
-    return await final_outputs(job.start())
-
-
 async def final_outputs(streams: Sequence[AsyncGenerator[Output, None]]) -> list[Output]:
     """The last output of each stream, in order. The first failure ends the others."""
-    if len(streams) == 1:
-        return [await _final(streams[0])]
-    tasks = [asyncio.create_task(_final(stream)) for stream in streams]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        await _cancel(tasks)
-
-
-async def _final(stream: AsyncGenerator[Output, None]) -> Output:
-    last: Output | None = None
-    async with aclosing(stream):
-        async for output in stream:
-            last = output
-    if last is None or not last.finished:
+    last: dict[int, Output] = {}
+    async with aclosing(merged(streams)) as outputs:
+        async for number, output in outputs:
+            last[number] = output
+    if len(last) < len(streams) or not all(output.finished for output in last.values()):
         raise RequestFailedError("the engine ended the request without a result")
-    return last
+    return [last[number] for number in range(len(streams))]
 
 
-async def merged(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Outputs of all prompts as they come, each with the prompt's number. The first failure ends the others."""
-    streams = job.start()
+async def merged(streams: Sequence[AsyncGenerator[Output, None]]) -> AsyncGenerator[tuple[int, Output], None]:
+    """Outputs of all streams as they come, each with its stream's number. The first failure ends the others."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for output in stream:
                 yield 0, output
         return
-    # One place per prompt: a slow client holds its streams back, and the engine's side merges what comes meanwhile.
-    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(len(streams))
+    # One place per stream: a slow client holds them back, and the engine's side merges what comes meanwhile.
+    queue: asyncio.Queue[tuple[int, Output | BaseException | None]] = asyncio.Queue(len(streams))
     tasks = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
     try:
         running = len(tasks)
@@ -236,12 +237,13 @@ async def merged(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
             else:
                 yield number, item
     finally:
-        await _cancel(tasks)
+        # Wait until what still runs is gone, so that nothing is left in the engine.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(
-    number: int, stream: AsyncGenerator[RequestOutput, None], queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]]
-) -> None:
+async def _pump(number: int, stream: AsyncGenerator[Output, None], queue: asyncio.Queue[tuple[int, Output | BaseException | None]]) -> None:
     try:
         async with aclosing(stream):
             async for output in stream:
@@ -250,13 +252,6 @@ async def _pump(
         await queue.put((number, error))
     else:
         await queue.put((number, None))
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[object]]) -> None:
-    """Cancel what still runs and wait until it is gone, so that nothing is left in the engine."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class UsageCounter:

@@ -11,7 +11,8 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 import uvloop
@@ -138,15 +139,12 @@ async def _load(state: ServerState, engine_config: EngineConfig) -> AsyncLLM:
         from jaxllm.async_llm import AsyncLLM
 
         names = state.config.served_model_name
-        return AsyncLLM.from_config(
-            engine_config, metrics_prefix=state.config.metrics_prefix, served_model_name=names[0] if names else None
-        )
+        return AsyncLLM(config=engine_config, metrics_prefix=state.config.metrics_prefix, served_model_name=names[0] if names else None)
 
     engine = await _in_daemon_thread(build)
     try:
         await engine.start()
-        names = state.config.served_model_name or (engine.model_name,)
-        state.serve(engine, model_names=names, model_root=engine.model_name)
+        state.serve(engine)
     except BaseException:
         engine.shutdown()
         raise
@@ -155,26 +153,18 @@ async def _load(state: ServerState, engine_config: EngineConfig) -> AsyncLLM:
 
 async def _in_daemon_thread(call: Callable[[], T]) -> T:
     """Run `call` in a thread that does not keep the process from ending, as a download in an executor's thread would."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_result: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            set_result(value)
+    future: Future[T] = Future()
+    # Running, it cannot be cancelled: who waits may give up, and the thread still says how it ended.
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            result = call()
+            future.set_result(call())
         except BaseException as error:
-            post, value = future.set_exception, error
-        else:
-            post, value = future.set_result, result  # type: ignore[assignment]
-        # The loop may be closed by now: nobody waits any longer.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, post, value)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="load", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 def _announce(state: ServerState, url: str) -> None:

@@ -108,14 +108,3 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, tagged)
-
-
-class RootPathMiddleware:
-    """Serves the routes under a prefix as well as without it: some proxies strip it, others do not."""
-
-    def __init__(self, app: ASGIApp, root_path: str):
-        self._app = app
-        self._root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, "root_path": self._root_path}, receive, send)

@@ -29,7 +29,6 @@ async def completion_prompts(serving: Serving, body: CompletionRequest, params: 
         raise InvalidRequestError(
             f"{len(given)} prompts with n={params.n} come to {len(given) * params.n} sequences; at most {MAX_SEQUENCES} are allowed",
             param="n",
-            value=params.n,
         )
     special = True if body.add_special_tokens is None else body.add_special_tokens
     texts = [item for item in given if isinstance(item, str)]
@@ -55,11 +54,7 @@ def split_prompts(prompt: Any, name: str, most: int) -> list[str | list[int]]:
         if _is_ids(prompt):
             return [prompt]
         if len(prompt) > most:
-            raise InvalidRequestError(
-                f"{name} may hold at most {most} prompts, got {len(prompt)}; split them over requests",
-                param=name,
-                value=len(prompt),
-            )
+            raise InvalidRequestError(f"{name} may hold at most {most} prompts, got {len(prompt)}; split them over requests", param=name)
         if all(isinstance(item, str) or _is_ids(item) for item in prompt):
             return prompt
     shown = "an empty list" if prompt == [] else type(prompt).__name__
@@ -86,7 +81,6 @@ def _fitted(serving: Serving, body: GenerationRequest, text: str | None, ids: Se
             raise InvalidRequestError(
                 f"truncate_prompt_tokens must be from 1 to the context's {limit} tokens, or -1 for what fits; got {keep}",
                 param="truncate_prompt_tokens",
-                value=keep,
             )
         ids = ids[:keep] if body.truncation_side == "right" else ids[-keep:]
     # A prompt that fills the context alone is refused with the engine's own words.
@@ -95,6 +89,5 @@ def _fitted(serving: Serving, body: GenerationRequest, text: str | None, ids: Se
         raise InvalidRequestError(
             f"{name}={max_tokens} is too large: the context holds {limit} tokens and the prompt has {len(ids)}; ask for at most {room}",
             param=name,
-            value=max_tokens,
         )
     return Prompt(text, list(ids))

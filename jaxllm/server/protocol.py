@@ -84,7 +84,7 @@ class ApiRequest(BaseModel):
             if name in REFUSED_FIELDS:
                 neutral, reason = REFUSED_FIELDS[name]
                 if value is not None and value not in neutral:
-                    raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
+                    raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name)
             else:
                 logger.debug("ignoring the unknown request field %r", name)
 
@@ -105,7 +105,7 @@ def refuse_fields(
     for name, (neutral, reason) in refused.items():
         value = getattr(body, name, None)
         if value is not None and value not in neutral:
-            raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name, value=value)
+            raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name)
     for name in body.model_extra or {}:
         if name in other_names:
             raise InvalidRequestError(f"{name} is a field of chat completions; use {other_names[name]} here", param=name)
@@ -165,13 +165,9 @@ class GenerationRequest(ApiRequest):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream=true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
-            raise InvalidRequestError(
-                "prompt_logprobs cannot be streamed; send stream=false", param="prompt_logprobs", value=self.prompt_logprobs
-            )
+            raise InvalidRequestError("prompt_logprobs cannot be streamed; send stream=false", param="prompt_logprobs")
         if self.stop is not None and len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(
-                f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", param="stop", value=len(self.stop)
-            )
+            raise InvalidRequestError(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", param="stop")
 
     @property
     def include_usage(self) -> bool:
@@ -203,9 +199,7 @@ class CompletionRequest(GenerationRequest):
     def check(self) -> None:
         super().check()
         if self.max_tokens == 0 and not self.echo:
-            raise InvalidRequestError(
-                "max_tokens must be at least 1, got 0; with echo=true, 0 scores the prompt", param="max_tokens", value=0
-            )
+            raise InvalidRequestError("max_tokens must be at least 1, got 0; with echo=true, 0 scores the prompt", param="max_tokens")
 
 
 class TemplateRequest(ApiRequest):
@@ -236,13 +230,13 @@ class ChatCompletionRequest(GenerationRequest, TemplateRequest):
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:
-            raise InvalidRequestError("top_logprobs needs logprobs=true", param="top_logprobs", value=self.top_logprobs)
+            raise InvalidRequestError("top_logprobs needs logprobs=true", param="top_logprobs")
         if self.logprob_token_ids is not None and not self.logprobs:
             raise InvalidRequestError("logprob_token_ids needs logprobs=true", param="logprob_token_ids")
         name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         limit = getattr(self, name)
         if limit is not None and limit < 1:
-            raise InvalidRequestError(f"{name} must be an integer of at least 1, or null; got {limit}", param=name, value=limit)
+            raise InvalidRequestError(f"{name} must be an integer of at least 1, or null; got {limit}", param=name)
         check_tools(self.tools, self.tool_choice)
 
 
@@ -270,10 +264,10 @@ def check_tools(tools: list[dict[str, Any]] | None, tool_choice: Any) -> None:
     """Whether tools are well formed, and there where the choice needs them."""
     if tools is None:
         if tool_choice not in (None, "none", "auto"):
-            raise InvalidRequestError(f"tool_choice {tool_choice!r:.200} needs tools", param="tool_choice", value=tool_choice)
+            raise InvalidRequestError(f"tool_choice {tool_choice!r:.200} needs tools", param="tool_choice")
         return
     if not tools:
-        raise InvalidRequestError("tools must not be empty; leave it out instead", param="tools", value=[])
+        raise InvalidRequestError("tools must not be empty; leave it out instead", param="tools")
     for number, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):

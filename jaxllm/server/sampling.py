@@ -5,34 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jaxllm.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from jaxllm.server.structured import structured_outputs
 
-# Request fields that are sampling parameters of the same name. Truncation and max_tokens are settled by the server.
-_SAME_NAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "prompt_logprobs",
-    "logprob_token_ids",
-)
+# Request fields that are sampling parameters of the same name, but for what the server settles itself.
+_SETTLED = ("max_tokens", "truncate_prompt_tokens", "structured_outputs")
+_SAME_NAME = [
+    field.name
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name in GenerationRequest.model_fields and field.name not in _SETTLED
+]
 
 
 def _params(request: GenerationRequest, defaults: Mapping[str, Any], max_tokens: int | None, **more: Any) -> SamplingParams:

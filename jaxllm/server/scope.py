@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+import contextlib
+from collections.abc import AsyncIterator
 
 from starlette.types import Receive
 
@@ -11,40 +12,36 @@ from jaxllm.server.errors import ClientDisconnected, NotReadyError
 from jaxllm.server.state import Phase, ServerState
 
 
-class RequestScope:
-    """`async with RequestScope(state, receive):` cancels its body at once when the client disconnects or the server closes.
+@contextlib.asynccontextmanager
+async def request_scope(state: ServerState, receive: Receive) -> AsyncIterator[None]:
+    """Cancels its body at once when the client disconnects or the server closes.
 
-    The body must have read the request completely before. Leaving it raises ClientDisconnected or NotReadyError in these two cases;
-    a cancellation from elsewhere passes through.
+    The body must have read the request completely before. In these two cases ClientDisconnected or NotReadyError is raised; a
+    cancellation from elsewhere passes through.
     """
+    task = asyncio.current_task()
+    assert task is not None
+    disconnected = False
 
-    def __init__(self, state: ServerState, receive: Receive):
-        self._state = state
-        self._receive = receive
-        self._disconnected = False
-
-    async def __aenter__(self) -> RequestScope:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._state.open_tasks.add(task)
-        self._watcher = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._state.open_tasks.discard(self._task)
-        self._watcher.cancel()
-        if kind is None or not issubclass(kind, asyncio.CancelledError):
-            return
-        if self._disconnected:
-            self._task.uncancel()
-            raise ClientDisconnected from None
-        if self._state.phase is Phase.CLOSING:
-            self._task.uncancel()
-            raise NotReadyError("the server is shutting down; the request was given up", retry_after_s=5) from None
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+    async def watch() -> None:
+        nonlocal disconnected
+        while (await receive())["type"] != "http.disconnect":
             pass
-        self._disconnected = True
-        self._task.cancel()
+        disconnected = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    state.open_tasks.add(task)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if disconnected:
+            task.uncancel()
+            raise ClientDisconnected from None
+        if state.phase is Phase.CLOSING:
+            task.uncancel()
+            raise NotReadyError("the server is shutting down; the request was given up", retry_after_s=5) from None
+        raise
+    finally:
+        state.open_tasks.discard(task)
+        watcher.cancel()

@@ -6,7 +6,10 @@ import asyncio
 import enum
 import hashlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends
+from starlette.requests import Request
 
 from jaxllm import __version__
 from jaxllm.server.config import ServerConfig
@@ -45,9 +48,7 @@ class Serving:
         if not asked:
             return self.model_names[0]
         if asked not in self.model_names:
-            raise ModelNotFoundError(
-                f"the model {asked!r:.200} does not exist here; served: {', '.join(self.model_names)}", param="model", value=asked
-            )
+            raise ModelNotFoundError(f"the model {asked!r:.200} does not exist here; served: {', '.join(self.model_names)}", param="model")
         return asked
 
 
@@ -65,9 +66,10 @@ class ServerState:
         self.open_tasks: set[asyncio.Task[None]] = set()
         self._serving: Serving | None = None
 
-    def serve(self, engine: AsyncLLM, *, model_names: tuple[str, ...], model_root: str) -> None:
+    def serve(self, engine: AsyncLLM) -> None:
         """Start to answer with `engine`. Raises ConfigError where its output cannot be parsed as configured."""
-        self._serving = Serving(engine, model_names, model_root, settle_formats(self.config, engine.tokenizer))
+        names = self.config.served_model_name or (engine.model_name,)
+        self._serving = Serving(engine, names, engine.model_name, settle_formats(self.config, engine.tokenizer))
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 
@@ -93,3 +95,12 @@ class ServerState:
         if self._serving is None:
             raise NotReadyError("the model is still loading; GET /ready answers 200 once it serves", retry_after_s=2)
         return self._serving
+
+
+async def _state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+# A parameter of a route.
+State = Annotated[ServerState, Depends(_state_of)]

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from jaxllm.outputs import CompletionOutput
 from jaxllm.server.errors import ClientDisconnected, error_body, error_response
 from jaxllm.server.responses import Usage
-from jaxllm.server.scope import RequestScope
+from jaxllm.server.scope import request_scope
 from jaxllm.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class EventStream(Response):
         interval = self._state.config.sse_keep_alive_interval
         keeping = None if interval is None else asyncio.create_task(self._keep_alive(send, interval))
         try:
-            async with aclosing(self._frames) as frames, RequestScope(self._state, receive):
+            async with aclosing(self._frames) as frames, request_scope(self._state, receive):
                 async for frame in frames:
                     self._is_quiet = False
                     if not self._started:

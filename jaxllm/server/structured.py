@@ -94,7 +94,6 @@ def with_reasoning(params: SamplingParams, plan: AnswerPlan, prompt: str | None,
         raise NotSupportedError(
             "thinking_token_budget needs a model whose reasoning is read and ends with a mark; start the server with --reasoning-parser",
             param="thinking_token_budget",
-            value=budget,
         )
     if marks is None or form is None:
         return params
@@ -142,9 +141,7 @@ def _of_response_format(given: Mapping[str, Any] | None) -> StructuredOutputsPar
         return StructuredOutputsParams(json=closed_where_safe(_schema(given.get("json_schema"))))
     if kind == "structural_tag":
         return StructuredOutputsParams(structural_tag={name: value for name, value in given.items() if name != "type"})
-    raise InvalidRequestError(
-        f"response_format.type must be one of {', '.join(_FORMATS)}; got {kind!r:.100}", param="response_format", value=kind
-    )
+    raise InvalidRequestError(f"response_format.type must be one of {', '.join(_FORMATS)}; got {kind!r:.100}", param="response_format")
 
 
 def _schema(given: Any) -> Any:

@@ -51,7 +51,6 @@ class Tokenizing:
                 f"the prompt has {length} characters, which cannot fit the context of {self._max_model_len} tokens "
                 f"(no token holds more than {longest_token} characters); shorten it, or set truncate_prompt_tokens",
                 param="prompt",
-                value=length,
             )
 
     @cached_property

@@ -68,7 +68,6 @@ def tool_choice(body: ChatCompletionRequest) -> ToolChoice:
         '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}; '
         f"got {given!r:.200}",
         param="tool_choice",
-        value=given,
     )
 
 
@@ -80,7 +79,7 @@ def _named(tools: tuple[Mapping[str, Any], ...], choices: list[Any]) -> tuple[Ma
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or name not in by_name:
             raise InvalidRequestError(
-                f"tool_choice names the function {name!r:.100}; tools has {', '.join(by_name)[:400]}", param="tool_choice", value=name
+                f"tool_choice names the function {name!r:.100}; tools has {', '.join(by_name)[:400]}", param="tool_choice"
             )
         names.append(name)
     return tuple(by_name[name] for name in dict.fromkeys(names))

@@ -24,7 +24,7 @@ def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequestError(f"messages must be a list of messages, got {type(messages).__name__}", param="messages")
     if not messages:
-        raise InvalidRequestError("messages must hold at least one message", param="messages", value=[])
+        raise InvalidRequestError("messages must hold at least one message", param="messages")
     return [_message(plain_value(message, f"messages[{i}]"), f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -86,9 +86,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{where} must be an object or a string, got {part!r}", param="messages")
     kind = part.get("type", "text" if "text" in part else None)
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        raise NotSupportedError(
-            f"{where} has type {kind!r}; only text is supported ({', '.join(_TEXT_PARTS)})", param="messages", value=kind
-        )
+        raise NotSupportedError(f"{where} has type {kind!r}; only text is supported ({', '.join(_TEXT_PARTS)})", param="messages")
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.{_TEXT_PARTS[kind]} must be a string, got {text!r}", param="messages")

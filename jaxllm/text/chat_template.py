@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     import jinja2
 
 CONTENT_FORMATS = ("auto", "string", "openai")
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+_RESERVED = (
+    *("messages", "tools", "documents", "add_generation_prompt"),
+    *("continue_final_message", "chat_template", "content_format", "tokenize", "self"),
+)
 # Ends with a space, so that a template that trims the message shows it.
 _MARK = "\u2063jaxllm-continues-here\u2063 "
 _PROBE = "jaxllm-probe"
@@ -24,12 +27,12 @@ _PROBE = "jaxllm-probe"
 class ChatTemplates:
     """The chat templates of one tokenizer, by name: "default", and with some models "tool_use", "rag" and others.
 
-    Raises:
-        ConfigError: a template does not compile.
+    `special_tokens` are the tokenizer's, by their roles.
     """
 
-    def __init__(self, templates: Mapping[str, str]):
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]):
         self.templates = dict(templates)
+        self._special_tokens = special_tokens
 
     @property
     def default(self) -> str | None:
@@ -53,7 +56,6 @@ class ChatTemplates:
                 raise InvalidRequestError(
                     f"chat_template={chosen!r} is neither a Jinja template nor the name of one of this model's ({self._names()})",
                     param="chat_template",
-                    value=chosen,
                 )
             return template
         if has_tools and "tool_use" in self.templates:
@@ -68,27 +70,38 @@ class ChatTemplates:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
         *,
-        tools: Sequence[Any] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        chat_template: str | None,
-        content_format: str,
-        documents: Sequence[Mapping[str, Any]] | None,
-        special_tokens: Mapping[str, str],
-        variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        content_format: str = "auto",
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """See `Tokenizer.apply_chat_template`."""
+        """The prompt of a chat. It holds the special tokens that the template wants: encode it with add_special_tokens=False.
+
+        Args:
+            messages: role, content (text or a list of parts) and what else the template reads, oldest first.
+            tools: JSON schemas or documented Python functions.
+            add_generation_prompt: end with the header of the assistant's turn.
+            continue_final_message: leave the last message open, for the model to go on with it.
+            chat_template: a template to use instead of the model's, or the name of one of the model's.
+            content_format: "string" or "openai" (a list of parts): what the template reads; "auto" looks at the template.
+            variables: further variables of the template.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses the chat; the message is the template's.
+        """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
                 "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
                 param="continue_final_message",
-                value=True,
             )
         if content_format not in CONTENT_FORMATS:
             raise InvalidRequestError(f"the content format must be one of {', '.join(CONTENT_FORMATS)}, got {content_format!r}")
         for name in _RESERVED:
-            if name in variables:
+            if name in (variables or {}):
                 raise InvalidRequestError(
                     f"chat_template_kwargs may not set {name!r}: it has a field of its own", param="chat_template_kwargs"
                 )
@@ -97,8 +110,8 @@ class ChatTemplates:
         if continue_final_message:
             _mark_end(chat)
         context = {
-            **special_tokens,
-            **plain_value(variables, "chat_template_kwargs"),
+            **self._special_tokens,
+            **plain_value(variables or {}, "chat_template_kwargs"),
             "messages": chat,
             "tools": plain_tools(tools),
             "documents": plain_value(documents, "documents"),
@@ -182,9 +195,7 @@ def _mark_end(chat: list[dict[str, Any]]) -> None:
             parts[i] = parts[i] | {"text": parts[i]["text"] + _MARK}
             chat[-1] = chat[-1] | {"content": parts}
             return
-    raise InvalidRequestError(
-        "continue_final_message needs a last message with text to continue", param="continue_final_message", value=True
-    )
+    raise InvalidRequestError("continue_final_message needs a last message with text to continue", param="continue_final_message")
 
 
 def _cut_at_mark(prompt: str) -> str:
@@ -193,7 +204,6 @@ def _cut_at_mark(prompt: str) -> str:
         raise InvalidRequestError(
             "continue_final_message: the chat template leaves the last message out of the prompt, so it cannot be continued",
             param="continue_final_message",
-            value=True,
         )
     kept = prompt[:at]
     return kept if prompt.startswith(_MARK, at) else kept.rstrip()

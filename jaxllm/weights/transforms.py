@@ -43,14 +43,29 @@ class Transform(Protocol):
 
 
 @dataclass(frozen=True)
-class Copy:
-    """The tensor itself."""
+class Reshape:
+    """The tensor itself, which the checkpoint keeps with fewer axes: with its `inputs` or its `outputs` as one, as the weights
+    [out, 1, W] of a convolution (`taps`), as one vector (`flat`), or as a matrix of one row (`row`).
+    """
+
+    stored: Literal["same", "inputs", "outputs", "taps", "flat", "row"] = "same"
 
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        return (shape,)
+        first, last, size = shape[:1], shape[-1:], math.prod(shape)
+        outputs = (math.prod(shape[:-1]),)
+        return (
+            {
+                "same": shape,
+                "inputs": (*first, math.prod(shape[1:])),
+                "outputs": outputs + last,
+                "taps": (*outputs, 1, *last),
+                "flat": (size,),
+                "row": (1, size),
+            }[self.stored],
+        )
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        return np.ascontiguousarray(sources[0], dtype)
+        return np.ascontiguousarray(sources[0], dtype).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -154,17 +169,6 @@ class HeadVectors:
 
 
 @dataclass(frozen=True)
-class SplitInputs:
-    """A projection [M, H * D] with its inputs split into axes (query heads by KV head, for the output projection)."""
-
-    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        return ((shape[0], math.prod(shape[1:])),)
-
-    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        return np.ascontiguousarray(sources[0], dtype).reshape(shape)
-
-
-@dataclass(frozen=True)
 class InterleaveInputs:
     """As `Interleave`, with the inputs before the outputs: `parts` tensors as [N, in, parts * rows / N]."""
 
@@ -206,20 +210,6 @@ class HeadRows:
 
 
 @dataclass(frozen=True)
-class Flat:
-    """A vector whose entries are split into axes (a number a head); the checkpoint may keep it as a matrix of one row."""
-
-    is_row: bool = False
-
-    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        size = math.prod(shape)
-        return ((1, size) if self.is_row else (size,),)
-
-    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        return np.ascontiguousarray(sources[0], dtype).reshape(shape)
-
-
-@dataclass(frozen=True)
 class PickRows:
     """The rows of some tokens, of a tensor with one row a token; or as one row the `difference` of the second from the first."""
 
@@ -232,19 +222,6 @@ class PickRows:
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
         rows = sources[0][list(self.token_ids)].astype(np.float32)
         return (rows[1:] - rows[:1] if self.difference else rows).astype(dtype)
-
-
-@dataclass(frozen=True)
-class SplitOutputs:
-    """A projection with its outputs split into axes [*out, in]; or, where `taps`, the weights [out, 1, W] of a convolution as [*out, W]."""
-
-    taps: bool = False
-
-    def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        return ((math.prod(shape[:-1]), *((1,) if self.taps else ()), shape[-1]),)
-
-    def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        return np.ascontiguousarray(sources[0], dtype).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -284,19 +261,19 @@ class GroupRows:
         return array
 
 
-COPY = Copy()
+COPY = Reshape()
 TOKEN_ROWS = TokenRows()
 INTERLEAVE = Interleave()
 TRANSPOSE = Transpose()
 FUSE_QKV = FuseHeads()
 JOINED_QKV = FuseHeads(stored="joined")
 GROUPED_QKV = FuseHeads(stored="grouped")
-SPLIT_INPUTS = SplitInputs()
-FLAT = Flat()
+SPLIT_INPUTS = Reshape("inputs")
+FLAT = Reshape("flat")
 GATED_QKV = FuseHeads(gated=True)
 HEAD_GATES = HeadGates()
-SPLIT_OUTPUTS = SplitOutputs()
-TAPS = SplitOutputs(taps=True)
-ROW = Flat(is_row=True)
+SPLIT_OUTPUTS = Reshape("outputs")
+TAPS = Reshape("taps")
+ROW = Reshape("row")
 HEAD_KEYS = HeadRows(of_value=False)
 HEAD_VALUES = HeadRows(of_value=True)

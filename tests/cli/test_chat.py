@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import pytest
 
@@ -23,15 +23,15 @@ class Scripted:
         self.asked: list[list[Message]] = []
         self.closed = 0
 
-    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
+    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Piece]:
         self.asked.append(list(messages))
         return self._answer()
 
-    def complete(self, prompt: str, sampling: Sampling) -> Iterator[Piece]:
+    def complete(self, prompt: str, sampling: Sampling) -> Generator[Piece]:
         self.asked.append([{"role": "prompt", "content": prompt}])
         return self._answer()
 
-    def _answer(self) -> Iterator[Piece]:
+    def _answer(self) -> Generator[Piece]:
         try:
             for part in self.answers.pop(0):
                 if isinstance(part, BaseException):
@@ -61,7 +61,7 @@ def roles(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 def test_every_turn_sends_the_whole_conversation():
     backend, out = Scripted(["Hel", "lo"], ["Bye"]), io.StringIO()
-    chat = Chat(backend, Sampling(), system_prompt="Be brief.", out=out)
+    chat = Chat(backend, {}, system_prompt="Be brief.", out=out)
 
     converse(chat, "", typed("hi", "", "bye"))
 
@@ -72,7 +72,7 @@ def test_every_turn_sends_the_whole_conversation():
 
 def test_reset_forgets_the_turns_and_keeps_the_system_prompt():
     backend = Scripted(["a"], ["b"])
-    chat = Chat(backend, Sampling(), system_prompt="S", out=io.StringIO())
+    chat = Chat(backend, {}, system_prompt="S", out=io.StringIO())
 
     converse(chat, "", typed("one", "/reset", "two"))
 
@@ -82,7 +82,7 @@ def test_reset_forgets_the_turns_and_keeps_the_system_prompt():
 @pytest.mark.parametrize(("command", "system"), [("/system New one", [("system", "New one")]), ("/system", [])])
 def test_the_system_prompt_may_be_changed_or_dropped(command: str, system: list[tuple[str, str]]):
     backend = Scripted(["a"], ["b"])
-    chat = Chat(backend, Sampling(), system_prompt="Old", out=io.StringIO())
+    chat = Chat(backend, {}, system_prompt="Old", out=io.StringIO())
 
     converse(chat, "", typed("one", command, "two"))
 
@@ -92,14 +92,14 @@ def test_the_system_prompt_may_be_changed_or_dropped(command: str, system: list[
 def test_exit_leaves_at_once():
     backend = Scripted()
 
-    assert converse(Chat(backend, Sampling()), "", typed("/exit", "never sent")) == 0
+    converse(Chat(backend, {}), "", typed("/exit", "never sent"))
     assert backend.asked == []
 
 
 def test_a_mistyped_command_is_not_sent(capsys: pytest.CaptureFixture[str]):
     backend = Scripted()
 
-    converse(Chat(backend, Sampling()), "", typed("/rest"))
+    converse(Chat(backend, {}), "", typed("/rest"))
 
     assert backend.asked == []
     assert "/reset" in capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_a_mistyped_command_is_not_sent(capsys: pytest.CaptureFixture[str]):
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_came(capsys: pytest.CaptureFixture[str]):
     backend = Scripted(["par", KeyboardInterrupt()], ["ok"])
-    chat = Chat(backend, Sampling(), out=io.StringIO())
+    chat = Chat(backend, {}, out=io.StringIO())
 
     converse(chat, "", typed("one", "two"))
 
@@ -118,7 +118,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(capsys: pytest.CaptureFixtu
 
 def test_ctrl_c_before_the_first_word_forgets_the_question():
     backend = Scripted([KeyboardInterrupt()], ["ok"])
-    chat = Chat(backend, Sampling(), out=io.StringIO())
+    chat = Chat(backend, {}, out=io.StringIO())
 
     converse(chat, "", typed("one", "two"))
 
@@ -128,14 +128,14 @@ def test_ctrl_c_before_the_first_word_forgets_the_question():
 def test_ctrl_c_at_the_prompt_does_not_leave():
     backend = Scripted(["a"])
 
-    converse(Chat(backend, Sampling(), out=io.StringIO()), "", typed(KeyboardInterrupt(), "one"))
+    converse(Chat(backend, {}, out=io.StringIO()), "", typed(KeyboardInterrupt(), "one"))
 
     assert len(backend.asked) == 1
 
 
 def test_a_refused_turn_leaves_the_conversation_as_it_was(capsys: pytest.CaptureFixture[str]):
     backend = Scripted(["a"], [InvalidRequestError("too long")], ["b"])
-    chat = Chat(backend, Sampling(), out=io.StringIO())
+    chat = Chat(backend, {}, out=io.StringIO())
 
     converse(chat, "", typed("one", "much too long", "two"))
 
@@ -146,7 +146,7 @@ def test_a_refused_turn_leaves_the_conversation_as_it_was(capsys: pytest.Capture
 def test_completions_are_independent_of_each_other(capsys: pytest.CaptureFixture[str]):
     backend = Scripted(["a"], [InvalidRequestError("no")], ["c"])
 
-    assert continue_lines(backend, Sampling(), typed("  one\n", "\n", "two", "three")) == 0
+    continue_lines(backend, {}, typed("  one\n", "\n", "two", "three"))
 
     assert [asked[0]["content"] for asked in backend.asked] == ["  one", "two", "three"]
     assert capsys.readouterr().out == "a\nc\n"

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from jaxllm.cli.backends import Sampling
 from jaxllm.cli.http_client import HttpBackend, ServerError, read_events
 from jaxllm.cli.main import main
 from jaxllm.errors import ConfigError, InvalidRequestError
@@ -79,7 +78,7 @@ def test_a_chat_streams_the_text_of_its_deltas(server: Server):
     )
 
     with HttpBackend(server.url, api_key="k") as backend:
-        pieces = list(backend.chat([{"role": "user", "content": "hi"}], Sampling(max_tokens=5, temperature=0.0)))
+        pieces = list(backend.chat([{"role": "user", "content": "hi"}], {"max_tokens": 5, "temperature": 0.0}))
 
     assert "".join(piece.text for piece in pieces) == "Héllo"
     assert pieces[-1].finish_reason == "length"
@@ -95,7 +94,7 @@ def test_a_completion_streams_its_text(server: Server):
     server.events({"choices": [{"text": " a", "finish_reason": None}]}, {"choices": [{"text": " b", "finish_reason": "stop"}]})
 
     with HttpBackend(server.url, model="other") as backend:
-        assert "".join(piece.text for piece in backend.complete("x", Sampling())) == " a b"
+        assert "".join(piece.text for piece in backend.complete("x", {})) == " a b"
 
     assert server.seen[0][:2] == ("/v1/completions", {"model": "other", "prompt": "x", "stream": True})
 
@@ -113,21 +112,21 @@ def test_error_bodies_become_messages(server: Server, status: int, body: Any, ki
     server.status, server.body = status, (body if isinstance(body, str) else json.dumps(body)).encode()
 
     with HttpBackend(server.url) as backend, pytest.raises(kind, match=message):
-        list(backend.complete("x", Sampling()))
+        list(backend.complete("x", {}))
 
 
 def test_an_error_event_ends_the_stream_with_its_message(server: Server):
     server.events({"choices": [{"text": "a"}]}, {"error": {"message": "engine died"}})
 
     with HttpBackend(server.url) as backend, pytest.raises(ServerError, match="engine died"):
-        list(backend.complete("x", Sampling()))
+        list(backend.complete("x", {}))
 
 
 def test_a_stream_that_breaks_off_is_an_error_not_an_answer(server: Server):
     server.events({"choices": [{"text": "a"}]}, done=False)
 
     with HttpBackend(server.url) as backend, pytest.raises(ServerError, match="before the answer was complete"):
-        list(backend.complete("x", Sampling()))
+        list(backend.complete("x", {}))
 
 
 def test_no_server_says_how_to_start_one(server: Server, capsys: pytest.CaptureFixture[str]):

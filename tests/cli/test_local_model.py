@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from jaxllm.cli.backends import Sampling
 from jaxllm.cli.local_model import LocalBackend
 from jaxllm.config import EngineConfig
 from jaxllm.errors import InvalidRequestError, ModelLoadError
@@ -42,7 +41,7 @@ class Engine:
         if self.fails:
             raise self.fails
 
-    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: Any, params: SamplingParams) -> AsyncIterator[RequestOutput]:
         self.requests.append((prompt, params))
         if prompt == "":
             raise InvalidRequestError("the prompt is empty")
@@ -50,7 +49,7 @@ class Engine:
             for index, text in enumerate("abc"):
                 reason = "stop" if text == "c" else None
                 part = CompletionOutput(index=0, text=text, token_ids=[index], finish_reason=reason)
-                yield RequestOutput(request_id, None, [], None, [part], finished=reason is not None)
+                yield RequestOutput("0", None, [], None, [part], finished=reason is not None)
                 if str(prompt).startswith("wait"):
                     await asyncio.sleep(60)
         except (asyncio.CancelledError, GeneratorExit):
@@ -65,14 +64,14 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = Engine()
     module: Any = types.ModuleType("jaxllm.async_llm")
-    module.AsyncLLM = types.SimpleNamespace(from_config=lambda config: engine)
+    module.AsyncLLM = lambda config: engine
     monkeypatch.setitem(sys.modules, "jaxllm.async_llm", module)
     return engine
 
 
 def test_a_chat_renders_the_template_and_streams(engine: Engine):
     with LocalBackend(EngineConfig()) as backend:
-        pieces = list(backend.chat([{"role": "user", "content": "x"}], Sampling(top_p=0.9)))
+        pieces = list(backend.chat([{"role": "user", "content": "x"}], {"top_p": 0.9}))
 
     assert "".join(piece.text for piece in pieces) == "abc"
     assert pieces[-1].finish_reason == "stop"
@@ -84,10 +83,10 @@ def test_a_chat_renders_the_template_and_streams(engine: Engine):
 
 def test_closing_a_stream_cancels_its_request(engine: Engine):
     with LocalBackend(EngineConfig()) as backend:
-        stream = backend.complete("wait", Sampling())
+        stream = backend.complete("wait", {})
         assert next(stream).text == "a"
-        stream.close()  # type: ignore[attr-defined]
-        assert "".join(piece.text for piece in backend.complete("go", Sampling())) == "abc"
+        stream.close()
+        assert "".join(piece.text for piece in backend.complete("go", {})) == "abc"
 
     assert engine.cancelled == 1
 
@@ -95,8 +94,8 @@ def test_closing_a_stream_cancels_its_request(engine: Engine):
 def test_a_failed_request_is_raised_here_and_the_next_one_works(engine: Engine):
     with LocalBackend(EngineConfig()) as backend:
         with pytest.raises(InvalidRequestError, match="empty"):
-            list(backend.complete("", Sampling()))
-        assert list(backend.complete("go", Sampling()))
+            list(backend.complete("", {}))
+        assert list(backend.complete("go", {}))
 
 
 def test_an_engine_that_does_not_start_is_one_error(engine: Engine):

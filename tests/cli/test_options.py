@@ -10,7 +10,6 @@ import pytest
 
 from jaxllm.cli.options import options_of, read_bool, read_int, read_json
 from jaxllm.config import CONFIG_GROUPS
-from jaxllm.errors import ConfigError
 
 
 def test_every_engine_option_becomes_an_option_with_its_default():
@@ -84,10 +83,3 @@ def test_booleans_are_true_or_false_and_nothing_else(value: Any):
 def test_json_options_take_objects_only(text: str):
     with pytest.raises(ValueError, match="JSON object"):
         read_json(text)
-
-
-def test_a_wrong_yaml_value_names_its_source():
-    option = options_of(CONFIG_GROUPS)["max_num_seqs"]
-
-    with pytest.raises(ConfigError, match=r"preset\.yaml: max-num-seqs: .*'many'"):
-        option.from_yaml("many", source="preset.yaml: max-num-seqs")

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.core_types import EngineOutput, ErrorKind, FinishReason
+from jaxllm.core_types import EngineOutput, EngineOutputs, ErrorKind, FinishReason
 from jaxllm.engine import wire
-from jaxllm.engine.client import EngineClient, InprocClient, ProcessClient, error_from
+from jaxllm.engine.client import InprocClient, ProcessClient, error_from
 from jaxllm.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
 from tests.engine import mock_engine
 from tests.engine.harness import Collected, make_request
@@ -34,29 +34,37 @@ def _config(**options: object) -> EngineConfig:
 
 
 def _process_client(factory: str = "start", **options: object) -> ProcessClient:
-    return ProcessClient(_config(**options), f"tests.engine.mock_engine:{factory}")
+    client = ProcessClient(_config(**options), f"tests.engine.mock_engine:{factory}")
+    asyncio.run(client.wait_ready())
+    return client
+
+
+Client = InprocClient | ProcessClient
 
 
 @pytest.fixture(params=["process", "inproc"])
-def client(request: pytest.FixtureRequest) -> Iterator[EngineClient]:
-    if request.param == "process":
-        made: EngineClient = _process_client()
-    else:
-        made = InprocClient(*mock_engine.start(_config()))
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    made = _process_client() if request.param == "process" else InprocClient(*mock_engine.start(_config()))
     yield made
     made.shutdown()
 
 
-def _collect(client: EngineClient, count: int) -> Collected:
+def _outputs(client: Client) -> EngineOutputs:
+    if isinstance(client, InprocClient):
+        return client.step()
+    return asyncio.run(asyncio.wait_for(client.get_outputs(), 30))
+
+
+def _collect(client: Client, count: int) -> Collected:
     collected = Collected()
     while len(collected.last) < count:
-        collected.take(client.get_outputs(timeout=30).outputs)
+        collected.take(_outputs(client).outputs)
     return collected
 
 
-def _read_on(client: EngineClient) -> None:
+def _read_on(client: Client) -> None:
     while True:
-        client.get_outputs(timeout=30)
+        _outputs(client)
 
 
 def _gone(pid: int, within: float = 5.0) -> bool:
@@ -68,54 +76,60 @@ def _gone(pid: int, within: float = 5.0) -> bool:
     return False
 
 
-def test_requests_are_served_in_a_thread(client: EngineClient) -> None:
+def test_requests_are_served(client: Client) -> None:
     client.add_requests([make_request(str(i), [i, 2, 3], max_tokens=20) for i in range(20)])
     collected = _collect(client, 20)
     assert collected.tokens == {str(i): alone([i, 2, 3], 20) for i in range(20)}
 
 
-def test_requests_are_served_in_an_event_loop(client: EngineClient) -> None:
+def test_requests_are_served_in_one_event_loop_after_the_other() -> None:
+    client = _process_client()
+
     async def serve() -> Collected:
         collected = Collected()
         for i in range(3):
-            client.add_request(make_request(str(i), [i, 2, 3], max_tokens=20))
+            client.add_requests([make_request(str(i), [i, 2, 3], max_tokens=20)])
             while len(collected.last) <= i:
-                collected.take((await asyncio.wait_for(client.get_outputs_async(), 30)).outputs)
-        assert await client.reset_prefix_cache_async()
+                collected.take((await asyncio.wait_for(client.get_outputs(), 30)).outputs)
+        assert await client.call("reset_prefix_cache")
         return collected
 
-    for _ in range(2):  # each time in a loop of its own
+    for _ in range(2):
         assert asyncio.run(serve()).tokens == {str(i): alone([i, 2, 3], 20) for i in range(3)}
+    client.shutdown()
 
 
-def test_waiting_for_outputs_in_an_event_loop_can_be_cancelled(client: EngineClient) -> None:
+def test_waiting_for_outputs_can_be_cancelled() -> None:
+    client = _process_client()
+
     async def serve() -> Collected:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(client.get_outputs_async(), 0.05)
-        client.add_request(make_request("a", [1], max_tokens=3))
+            await asyncio.wait_for(client.get_outputs(), 0.05)
+        client.add_requests([make_request("a", [1], max_tokens=3)])
         collected = Collected()
         while not collected.last:
-            collected.take((await asyncio.wait_for(client.get_outputs_async(), 30)).outputs)
+            collected.take((await asyncio.wait_for(client.get_outputs(), 30)).outputs)
         return collected
 
     assert asyncio.run(serve()).tokens["a"] == alone([1], 3)
+    client.shutdown()
 
 
-def test_an_aborted_request_ends_and_its_pages_are_free(client: EngineClient) -> None:
+def test_an_aborted_request_ends_and_its_pages_are_free(client: Client) -> None:
     client.add_requests([make_request("long", [1], max_tokens=None), make_request("short", [2], max_tokens=30)])
-    while not client.get_outputs(timeout=30).outputs:
+    while not _outputs(client).outputs:
         pass
     client.abort_requests(["long", "nobody"])
     collected, usage = Collected(), 1.0
     while len(collected.last) < 2 or usage > 0:
-        outputs = client.get_outputs(timeout=30)
+        outputs = _outputs(client)
         collected.take(outputs.outputs)
         usage = outputs.stats.kv_cache_usage if outputs.stats else usage
     assert collected.reason("long") == "abort"
     assert collected.reason("short") == "length"
 
 
-def test_a_refused_request_gets_its_error_and_the_others_go_on(client: EngineClient) -> None:
+def test_a_refused_request_gets_its_error_and_the_others_go_on(client: Client) -> None:
     client.add_requests([make_request("ok", [1]), make_request("empty", []), make_request("long", [1] * 1000)])
     collected = _collect(client, 3)
     assert collected.tokens["ok"] == alone([1], 8)
@@ -152,17 +166,17 @@ def test_every_error_kind_has_its_exception() -> None:
         assert type(error_from(output)) is expected
 
 
-def test_reset_prefix_cache_reaches_the_engine(client: EngineClient) -> None:
+def test_reset_prefix_cache_reaches_the_engine(client: Client) -> None:
     for name, expected in (("first", 0), ("again", 16), ("after reset", 0)):
         if name == "after reset":
-            assert client.reset_prefix_cache()
-        client.add_request(make_request(name, list(range(20))))
+            assert client.reset_prefix_cache() if isinstance(client, InprocClient) else asyncio.run(client.call("reset_prefix_cache"))
+        client.add_requests([make_request(name, list(range(20)))])
         assert _collect(client, 1).cached[name] == expected
 
 
 def test_shutdown_leaves_no_process_and_can_be_repeated() -> None:
     client = _process_client()
-    client.add_request(make_request("open", [1], max_tokens=None))
+    client.add_requests([make_request("open", [1], max_tokens=None)])
     pid, socket_dir = client.pid, client._process._dir
     client.shutdown()
     client.shutdown()
@@ -172,7 +186,7 @@ def test_shutdown_leaves_no_process_and_can_be_repeated() -> None:
     with pytest.raises(EngineDeadError, match="shut down"):
         client.check_health()
     with pytest.raises(EngineDeadError, match="shut down"):
-        client.add_request(make_request("late", [1]))
+        client.add_requests([make_request("late", [1])])
 
 
 def test_shutdown_ends_a_consumer_that_waits() -> None:
@@ -181,8 +195,7 @@ def test_shutdown_ends_a_consumer_that_waits() -> None:
 
     def consume() -> None:
         try:
-            while True:
-                client.get_outputs()
+            _read_on(client)
         except EngineDeadError as error:
             seen.append(error)
 
@@ -204,7 +217,7 @@ def test_a_dropped_client_takes_its_process_along() -> None:
 def test_an_engine_stuck_in_a_step_is_killed_at_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxllm.engine.process._STOP_SECONDS", 0.3)
     client = _process_client("start_stuck")
-    client.add_request(make_request("x", [1]))
+    client.add_requests([make_request("x", [1])])
     pid = client.pid
     client.shutdown()
     assert pid is not None
@@ -213,8 +226,8 @@ def test_an_engine_stuck_in_a_step_is_killed_at_shutdown(monkeypatch: pytest.Mon
 
 def test_killing_the_engine_ends_everything_open_within_two_seconds() -> None:
     client = _process_client(seed=5)
-    client.add_request(make_request("open", [1], max_tokens=None))
-    while not client.get_outputs(timeout=30).outputs:
+    client.add_requests([make_request("open", [1], max_tokens=None)])
+    while not _outputs(client).outputs:
         pass
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
@@ -222,7 +235,8 @@ def test_killing_the_engine_ends_everything_open_within_two_seconds() -> None:
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         _read_on(client)
     assert time.monotonic() - killed < 2
-    for late in (client.check_health, client.reset_prefix_cache, lambda: client.add_request(make_request("late", [1]))):
+    late_call = client.call("reset_prefix_cache")
+    for late in (client.check_health, lambda: asyncio.run(late_call), lambda: client.add_requests([make_request("late", [1])])):
         with pytest.raises(EngineDeadError):
             late()
     client.shutdown()
@@ -232,12 +246,12 @@ def test_killing_the_engine_ends_an_async_wait_and_a_call() -> None:
     client = _process_client("start_stuck")
 
     async def wait_for_death() -> None:
-        client.add_request(make_request("open", [1], max_tokens=None))
+        client.add_requests([make_request("open", [1], max_tokens=None)])
         # The first step of the overlapped loop returns before it is computed; the second never does.
-        await client.get_outputs_async()
-        waiting = [asyncio.ensure_future(client.get_outputs_async())]
+        await client.get_outputs()
+        waiting = [asyncio.ensure_future(client.get_outputs())]
         await asyncio.sleep(0.2)
-        waiting.append(asyncio.ensure_future(client.reset_prefix_cache_async()))
+        waiting.append(asyncio.ensure_future(client.call("reset_prefix_cache")))
         await asyncio.sleep(0.2)
         assert client.pid is not None
         os.kill(client.pid, signal.SIGKILL)
@@ -249,7 +263,7 @@ def test_killing_the_engine_ends_an_async_wait_and_a_call() -> None:
     client.shutdown()
 
 
-def test_a_lost_device_brings_its_cause_to_every_open_request(client: EngineClient) -> None:
+def test_a_lost_device_brings_its_cause_to_every_open_request(client: Client) -> None:
     client.shutdown()
     made = _process_client("start_dying") if isinstance(client, ProcessClient) else InprocClient(*mock_engine.start_dying(_config()))
     try:
@@ -279,7 +293,7 @@ def test_a_failed_start_brings_one_root_cause(factory: str, kind: type[Exception
 
 
 _PARENT = """
-    import os, signal, sys, threading, time
+    import asyncio, os, signal, sys, threading, time
     from jaxllm.config import EngineConfig
     from jaxllm.engine.client import ProcessClient
     from jaxllm.engine.process import EngineProcess
@@ -324,6 +338,7 @@ def test_a_parent_that_ends_without_shutdown_leaves_no_engine(ending: str) -> No
     parent = _parent(
         f"""
         client = ProcessClient(EngineConfig(), "tests.engine.mock_engine:start")
+        asyncio.run(client.wait_ready())
         print(client.pid, flush=True)
         {ending}
         """
@@ -339,7 +354,7 @@ def test_an_engine_started_in_a_thread_that_ends_lives_on() -> None:
     thread.start()
     thread.join()
     time.sleep(0.3)
-    made[0].add_request(make_request("a", [1]))
+    made[0].add_requests([make_request("a", [1])])
     assert _collect(made[0], 1).tokens["a"] == alone([1], 8)
     made[0].shutdown()
 
@@ -348,14 +363,15 @@ def test_ctrl_c_stops_the_engine_in_order() -> None:
     parent = _parent(
         """
         client = ProcessClient(EngineConfig(), "tests.engine.mock_engine:start")
+        asyncio.run(client.wait_ready())
         try:
             print(client.pid, flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
-            client.add_request(make_request("after", [1], max_tokens=3))
+            client.add_requests([make_request("after", [1], max_tokens=3)])
             tokens = []
             while len(tokens) < 3:
-                for output in client.get_outputs(timeout=10).outputs:
+                for output in asyncio.run(client.get_outputs()).outputs:
                     tokens += output.new_token_ids
             print("served after the signal", flush=True)
             client.shutdown()
@@ -380,7 +396,7 @@ def test_ctrl_c_during_start_leaves_no_engine() -> None:
                 time.sleep(0.01)
             print(self.pid, flush=True)
         EngineProcess.__init__ = started
-        ProcessClient(EngineConfig(), "tests.engine.mock_engine:start_slowly")
+        asyncio.run(ProcessClient(EngineConfig(), "tests.engine.mock_engine:start_slowly").wait_ready())
         """
     )
     pid = int(_first_line(parent))

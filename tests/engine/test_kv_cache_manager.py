@@ -78,7 +78,7 @@ def test_a_window_group_lets_go_of_pages_behind_the_window() -> None:
     assert all(full)
     # The last chunk began at 12 and saw back to 7.
     assert [page > 0 for page in window] == [False, True, True, True]
-    assert kv.num_free_pages() == [32 - 4, 32 - 3]
+    assert [group.pool.num_free for group in kv._groups] == [32 - 4, 32 - 3]
 
 
 def test_a_hit_needs_only_the_window_of_a_window_group() -> None:
@@ -217,7 +217,7 @@ def test_a_request_owns_one_state_and_leaves_snapshots_at_every_interval() -> No
     assert all(full)
     assert [page > 0 for page in states] == [False, False, True]
     # What 16 tokens left behind is free to take, and found as long as nobody does.
-    assert kv.num_free_pages() == [32 - 5, 8 - 1]
+    assert [group.pool.num_free for group in kv._groups] == [32 - 5, 8 - 1]
     assert kv.find_prefix(_request(kv, [*TOKENS, 9])).num_tokens == 16
 
 

@@ -98,7 +98,7 @@ def test_what_no_step_could_take_is_refused() -> None:
     add(core, 21)
     add(core, 3, "generate", pooling_params=None)
     outputs = run(core)
-    assert "at most 20" in outputs["21"].error
+    assert "room for 20" in outputs["21"].error
     assert "pooling_params" in outputs["generate"].error
     assert {output.error_kind for output in outputs.values()} == {ErrorKind.INVALID}
 

@@ -56,7 +56,7 @@ def test_a_prompt_must_leave_room_for_one_token() -> None:
     scheduler = _scheduler()
     scheduler.add(make_request("fits", [1] * 63))
     for length in (64, 65, 5000):
-        with pytest.raises(InvalidRequestError, match=f"{length} tokens.*at most 63") as caught:
+        with pytest.raises(InvalidRequestError, match=f"{length} tokens.*room for 63") as caught:
             scheduler.add(make_request("long", [1] * length))
         assert caught.value.param == "prompt"
     outputs: list[EngineOutput] = []
@@ -67,7 +67,7 @@ def test_a_prompt_must_leave_room_for_one_token() -> None:
 
 def test_a_prompt_that_the_pages_can_never_hold_is_refused() -> None:
     scheduler = _scheduler(spec=cache_spec(4, 6))
-    with pytest.raises(InvalidRequestError, match="21 tokens, but the KV cache has room for 20 in all"):
+    with pytest.raises(InvalidRequestError, match="21 tokens, but at least one is needed, and there is room for 20 in all"):
         scheduler.add(make_request("x", [1] * 21))
     scheduler.add(make_request("y", [1] * 20, max_tokens=None))
     _step(scheduler)
@@ -78,7 +78,7 @@ def test_a_prompt_that_the_pages_can_never_hold_is_refused() -> None:
 
 def test_an_empty_prompt_and_a_used_id_are_refused() -> None:
     scheduler = _scheduler()
-    with pytest.raises(InvalidRequestError, match="empty"):
+    with pytest.raises(InvalidRequestError, match="has 0 tokens"):
         scheduler.add(make_request("x", []))
     scheduler.add(make_request("x", [1]))
     with pytest.raises(InvalidRequestError, match="'x' is in use"):

@@ -13,7 +13,7 @@ from jaxllm.server.app import create_app
 from jaxllm.server.config import ServerConfig
 from jaxllm.server.state import ServerState
 from jaxllm.text.tokenizer import Tokenizer
-from tests.server.fake_engine import MODEL, FakeEngine, load_test_tokenizer
+from tests.server.fake_engine import FakeEngine, load_test_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def engine(tokenizer: Tokenizer) -> FakeEngine:
 
 def serving_state(engine: Any, **options: Any) -> ServerState:
     state = ServerState(ServerConfig(**options))
-    state.serve(engine, model_names=state.config.served_model_name or (MODEL,), model_root=MODEL)
+    state.serve(engine)
     return state
 
 

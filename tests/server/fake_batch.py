@@ -14,11 +14,9 @@ from tests.server.fake_engine import FakeEngine, load_test_tokenizer
 
 
 class AsyncLLM(FakeEngine):
-    @classmethod
-    def from_config(cls, config: Any, **more: Any) -> AsyncLLM:
-        engine = cls(load_test_tokenizer(Path(tempfile.mkdtemp())))
-        engine.on_token = lambda request, position: asyncio.sleep(0.001)
-        return engine
+    def __init__(self, *, config: Any, **more: Any):
+        super().__init__(load_test_tokenizer(Path(tempfile.mkdtemp())))
+        self.on_token = lambda request, position: asyncio.sleep(0.001)
 
     async def __aenter__(self) -> AsyncLLM:
         return self

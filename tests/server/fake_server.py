@@ -25,15 +25,13 @@ def main() -> int:
     load_seconds, load_error, forever = options.pop("load_seconds", 0), options.pop("load_error", None), options.pop("forever", False)
 
     class AsyncLLM(FakeEngine):
-        @classmethod
-        def from_config(cls, config: EngineConfig, **more: object) -> AsyncLLM:
+        def __init__(self, *, config: EngineConfig, **more: object):
             time.sleep(load_seconds)
             if load_error:
                 raise ModelLoadError(load_error)
-            engine = cls(load_test_tokenizer(Path(tempfile.mkdtemp())))
+            super().__init__(load_test_tokenizer(Path(tempfile.mkdtemp())))
             if forever:
-                engine.on_token = lambda request, position: asyncio.sleep(3600 if position else 0)
-            return engine
+                self.on_token = lambda request, position: asyncio.sleep(3600 if position else 0)
 
         def shutdown(self) -> None:
             print("engine shut down", flush=True)

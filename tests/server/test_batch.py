@@ -217,9 +217,8 @@ def test_keys_of_the_environment_do_not_lock_the_batch_out(batch: Batch, monkeyp
 
 def test_the_command(batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     class Engine(FakeEngine):
-        @classmethod
-        def from_config(cls, config: Any, **more: Any) -> Engine:
-            return cls(load_test_tokenizer(tmp_path))
+        def __init__(self, *, config: Any, **more: Any):
+            super().__init__(load_test_tokenizer(tmp_path))
 
         async def __aenter__(self) -> Engine:
             return self

@@ -21,17 +21,9 @@ USER = [{"role": "user", "content": "Hello"}]
 
 
 def render(template, messages=USER, tools=None, **more):
-    options = {
-        "add_generation_prompt": False,
-        "continue_final_message": False,
-        "chat_template": None,
-        "content_format": "auto",
-        "documents": None,
-        "special_tokens": {"bos_token": "<BOS>", "eos_token": "<EOS>"},
-        "variables": {},
-    }
     templates = template if isinstance(template, dict) else {"default": template}
-    return ChatTemplates(templates).render(messages, tools=tools, **(options | more))
+    special_tokens = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
+    return ChatTemplates(templates, special_tokens).render(messages, tools, **({"add_generation_prompt": False} | more))
 
 
 def test_the_generation_prompt_is_added_on_request():
@@ -247,7 +239,7 @@ def test_a_template_that_fails_refuses_the_request_in_its_own_words(template, co
 
 def test_a_template_with_a_mistake_is_found_at_start():
     with pytest.raises(ConfigError, match="does not compile"):
-        ChatTemplates({"default": "{% if %}"}).check()
+        ChatTemplates({"default": "{% if %}"}, {}).check()
 
 
 def test_variables_cannot_replace_the_messages():

@@ -33,7 +33,7 @@ def test_control_tokens_in_text_are_recognised_and_skipped():
     assert tokenizer.encode("a<|end|>") == [*byte_ids("a"), 0]
     assert tokenizer.decode([*byte_ids("a"), 0], skip_special_tokens=True) == "a"
     assert tokenizer.all_special_ids == [0, 1]
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 0, None)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 0)
 
 
 def test_user_defined_tokens_are_recognised_and_shown():

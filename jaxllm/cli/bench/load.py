@@ -1,4 +1,4 @@
-"""Offers requests to a running server at a rate, and keeps the time of everything that comes back."""
+"""Offers requests to a running server at a rate, and what its clients saw, under the names that vLLM's benchmark prints."""
 
 from __future__ import annotations
 
@@ -8,98 +8,70 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
 
+from jaxllm.cli.bench.report import mean, percentile
 from jaxllm.cli.bench.workload import BenchRequest
 
 
 @dataclass
 class Outcome:
-    """One request as the client saw it. Times in seconds; `chunk_times` are of every chunk with text, after the start."""
+    """One request as the client saw it. Times in seconds; `chunk_times` are of every chunk with text."""
 
     num_prompt_tokens: int
     started: float = 0.0
-    first_token: float | None = None
     finished: float = 0.0
     chunk_times: list[float] = field(default_factory=list)
     num_output_tokens: int = 0
     error: str | None = None
 
-    @property
-    def seconds(self) -> float:
-        return self.finished - self.started
-
-
-@dataclass(frozen=True)
-class Load:
-    """How requests are offered.
-
-    `rate` in requests a second (infinite: all at once); their gaps follow a gamma distribution whose shape is `burstiness` (1: a
-    Poisson process, below 1 burstier, above 1 steadier). `concurrency` bounds the requests that are open at once.
-    """
-
-    rate: float = float("inf")
-    burstiness: float = 1.0
-    concurrency: int | None = None
-    seed: int = 0
-
-    def delays(self, count: int) -> list[float]:
-        """When each request is offered, in seconds after the start; the first one at once."""
-        if self.rate == float("inf"):
-            return [0.0] * count
-        draw = random.Random(self.seed)
-        at, delays = 0.0, []
-        for _ in range(count):
-            delays.append(at)
-            at += draw.gammavariate(self.burstiness, 1 / (self.rate * self.burstiness))
-        return delays
-
 
 async def offer(
     client: httpx.AsyncClient,
     url: str,
-    body: dict[str, Any],
+    model: str,
     requests: Sequence[BenchRequest],
-    load: Load,
-    done: Callable[[Outcome], None] = lambda outcome: None,
+    *,
+    rate: float = float("inf"),
+    concurrency: int | None = None,
+    done: Callable[[], object] = lambda: None,
 ) -> list[Outcome]:
     """Send every request as a streaming completion and wait for all of them.
 
     Args:
         url: of `/v1/completions`.
-        body: fields that all requests share.
+        rate: requests a second, with the gaps of a Poisson process; infinite: all at once.
+        concurrency: most requests open at once.
         done: called as each request ends.
     """
-    limit = asyncio.Semaphore(load.concurrency or len(requests))
+    limit, draw = asyncio.Semaphore(concurrency or len(requests)), random.Random(0)
 
     async def one(request: BenchRequest) -> Outcome:
         async with limit:
-            outcome = await complete(client, url, body, request)
-        done(outcome)
+            outcome = await complete(client, url, model, request)
+        done()
         return outcome
 
-    started = time.perf_counter()
-    tasks = []
-    try:
-        for request, delay in zip(requests, load.delays(len(requests)), strict=True):
-            wait = started + delay - time.perf_counter()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            tasks.append(asyncio.create_task(one(request)))
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
+    tasks, due = [], time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            tasks.append(group.create_task(one(request)))
+            due += draw.expovariate(rate) if rate < float("inf") else 0.0
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    return [task.result() for task in tasks]
 
 
-async def complete(client: httpx.AsyncClient, url: str, body: dict[str, Any], request: BenchRequest) -> Outcome:
-    """Run one streaming completion; a failure is kept in the outcome."""
+async def complete(client: httpx.AsyncClient, url: str, model: str, request: BenchRequest) -> Outcome:
+    """Run one streaming completion, greedily and to its full length; a failure is kept in the outcome."""
     content = {
-        **body,
+        "model": model,
         "prompt": request.prompt,
-        "max_tokens": request.output_len,
+        "max_tokens": request.out,
+        "temperature": 0,
+        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -133,7 +105,44 @@ async def _read(response: httpx.Response, outcome: Outcome) -> None:
             outcome.num_output_tokens = usage["completion_tokens"]
         # Every chunk of a choice stands for at least one token, also where the token has no text yet.
         if event.get("choices"):
-            if outcome.first_token is None:
-                outcome.first_token = now
             outcome.chunk_times.append(now)
     outcome.error = "the stream ended without [DONE]"
+
+
+def serving_metrics(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+    """Summarise a load of `seconds`; requests with an error count as failed and nowhere else."""
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    begun = [outcome for outcome in good if outcome.chunk_times]
+    num_input, num_output = sum(o.num_prompt_tokens for o in good), sum(o.num_output_tokens for o in good)
+    result: dict[str, Any] = {
+        "duration": seconds,
+        "completed": len(good),
+        "failed": len(outcomes) - len(good),
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "request_throughput": len(good) / seconds,
+        "output_throughput": num_output / seconds,
+        "total_token_throughput": (num_input + num_output) / seconds,
+        "max_concurrent_requests": _most_open(good),
+    }
+    latencies = {
+        "ttft": [o.chunk_times[0] - o.started for o in begun],
+        # A request of one token has no time per output token.
+        "tpot": [(o.chunk_times[-1] - o.chunk_times[0]) / (o.num_output_tokens - 1) for o in begun if o.num_output_tokens > 1],
+        "itl": [later - earlier for o in begun for earlier, later in pairwise(o.chunk_times)],
+        "e2el": [o.finished - o.started for o in good],
+    }
+    for name, values in latencies.items():
+        result[f"mean_{name}_ms"] = 1000 * mean(values)
+        for head, percent in (("median", 50), ("p90", 90), ("p99", 99)):
+            result[f"{head}_{name}_ms"] = 1000 * percentile(values, percent)
+    return result
+
+
+def _most_open(outcomes: Sequence[Outcome]) -> int:
+    changes = sorted([(outcome.started, 1) for outcome in outcomes] + [(outcome.finished, -1) for outcome in outcomes])
+    open_now = most = 0
+    for _, change in changes:
+        open_now += change
+        most = max(most, open_now)
+    return most

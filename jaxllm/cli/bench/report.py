@@ -1,81 +1,63 @@
-"""How results are shown: lines for people, JSON for programs, percentiles for both."""
+"""The flags that benchmarks share, and how results are shown: lines for people and JSON for programs, under the same names."""
 
 from __future__ import annotations
 
-import json
+import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.errors import ConfigError
+import msgspec
+
+from jaxllm.cli.parser import CommandParser
+from jaxllm.config import CONFIG_GROUPS
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` % lie, interpolated linearly between neighbours; nan without values."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+def engine_parser(command: str, summary: str) -> CommandParser:
+    """The parser of a benchmark that starts an engine."""
+    parser = CommandParser(command, summary, groups=CONFIG_GROUPS, positional_model=True)
+    add_output_flag(parser.own)
+    parser.own.add_argument("--no-roofline", action="store_true", help="Do not measure the hardware's limits, and print no ratios to them")
+    return parser
+
+
+def add_output_flag(own: argparse._ArgumentGroup) -> None:
+    own.add_argument("--output-json", type=_new_file, metavar="FILE", help="Write the result as JSON")
+
+
+def _new_file(path: str) -> Path:
+    """Found to be writable before anything is measured."""
+    file = Path(path).expanduser()
+    if not file.resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
+    return file
+
+
+def report(title: str, result: Mapping[str, Any], path: Path | None) -> None:
+    """Print the numbers of a result, one a line, and write all of it; numbers that are not finite are null in JSON."""
+    print(f"{f' {title} ':=^64}")
+    for name, value in _flat(result):
+        print(f"{name + ':':<50}{f'{value:.2f}' if isinstance(value, float) else value!s:>14}")
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+
+
+def _flat(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in result.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, (list, tuple)):
+            yield prefix + name, value
 
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def standard_deviation(values: Sequence[float]) -> float:
-    centre = mean(values)
-    return math.sqrt(mean([(value - centre) ** 2 for value in values])) if values else math.nan
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` % lie, interpolated linearly between neighbours; nan without values."""
+    # Only a benchmark that runs pays for the import.
+    import numpy as np
 
-
-def parse_percentiles(text: str) -> tuple[float, ...]:
-    """`"50,99"` as numbers. Raises ConfigError for anything outside of [0, 100]."""
-    try:
-        percents = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        percents = ()
-    if not percents or not all(0 <= percent <= 100 for percent in percents):
-        raise ConfigError(f"--metric-percentiles must be numbers from 0 to 100 separated by commas, got {text!r}")
-    return percents
-
-
-def percent_name(percent: float) -> str:
-    return f"p{percent:g}"
-
-
-def check_output_path(path: str | None) -> None:
-    """Raises ConfigError where a result could not be written, before it is measured."""
-    if path and not Path(path).expanduser().resolve().parent.is_dir():
-        raise ConfigError(f"--output-json {path}: there is no folder {Path(path).parent}")
-
-
-def write_json(path: str | None, result: Mapping[str, Any]) -> None:
-    """Write the result; numbers that are not finite become null."""
-    if path:
-        Path(path).expanduser().write_text(json.dumps(_finite(result), indent=2) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
-
-
-def print_rows(title: str, rows: Sequence[tuple[str, Any]], width: int = 50) -> None:
-    """A titled block of names and values, values right of a fixed column."""
-    print(f"{f' {title} ':=^{width + 12}}")
-    for name, value in rows:
-        print(f"{name + ':':<{width}}{shown(value):>12}")
-
-
-def shown(value: Any) -> str:
-    if isinstance(value, float):
-        return "n/a" if math.isnan(value) else f"{value:.2f}"
-    return str(value)
+    return float(np.percentile(values, percent)) if values else math.nan

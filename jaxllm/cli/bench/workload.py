@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+
+from jaxllm.cli.parser import at_least
 from jaxllm.errors import ConfigError
 
 # Low ids are special tokens or single bytes in most vocabularies.
 LOWEST_RANDOM_ID = 10
 
 
-@dataclass(frozen=True)
-class BenchRequest:
-    """One request: exactly `output_len` tokens after `prompt`."""
+class BenchRequest(msgspec.Struct, frozen=True):
+    """One request: exactly `out` tokens after `prompt`."""
 
-    prompt: list[int]
-    output_len: int
+    prompt: Annotated[list[int], msgspec.Meta(min_length=1)]
+    out: Annotated[int, msgspec.Meta(ge=1)]
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """Requests and what to call them in reports."""
 
     name: str
-    requests: tuple[BenchRequest, ...]
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def __iter__(self) -> Iterator[BenchRequest]:
-        return iter(self.requests)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(len(request.prompt) for request in self)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(request.output_len for request in self)
-
-    @property
-    def longest(self) -> int:
-        """Positions of the longest request, prompt and output."""
-        return max(len(request.prompt) + request.output_len for request in self)
+    requests: list[BenchRequest]
 
 
 def random_workload(
@@ -68,7 +47,7 @@ def random_workload(
         return max(1, draw.randint(int(length * (1 - range_ratio)), int(length * (1 + range_ratio))))
 
     prefix = tokens(prefix_len)
-    requests = tuple(BenchRequest(prefix + tokens(around(input_len)), around(output_len)) for _ in range(num_prompts))
+    requests = [BenchRequest(prefix + tokens(around(input_len)), around(output_len)) for _ in range(num_prompts)]
     return Workload(f"random {input_len} in / {output_len} out", requests)
 
 
@@ -82,76 +61,42 @@ def load_workload(path: str, name: str | None = None) -> Workload:
         ConfigError: no such file or list, or it is not of this form.
     """
     try:
-        content = json.loads(Path(path).expanduser().read_text())
-        lists: dict[str, Any] = {key: value for key, value in content.items() if isinstance(value, list)}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"--workload {path}: cannot be read as a JSON object of request lists ({error})") from None
-    if name is None and len(lists) == 1:
-        name = next(iter(lists))
-    if name not in lists:
-        problem = f"has no list {name!r}" if name else "holds several lists; choose one with --workload-name"
-        raise ConfigError(f"--workload {path}: {problem}; there are {', '.join(lists)}")
-    try:
-        requests = tuple(BenchRequest(list(map(int, item["prompt"])), int(item["out"])) for item in lists[name])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f'--workload {path}: {name!r} must hold objects {{"prompt": [token ids], "out": tokens}} ({error!r})') from None
-    if not requests or any(not request.prompt or request.output_len < 1 for request in requests):
-        raise ConfigError(f"--workload {path}: {name!r} must hold requests of at least one token in and out")
-    return Workload(name, requests)
+        content = msgspec.json.decode(Path(path).expanduser().read_bytes(), type=dict[str, Any])
+        lists = {key: value for key, value in content.items() if isinstance(value, list)}
+        name = next(iter(lists)) if name is None and len(lists) == 1 else name
+        if name not in lists:
+            raise ConfigError(f"--workload {path} has no list {name!r}; choose one with --workload-name: {', '.join(lists)}")
+        return Workload(name, msgspec.convert(lists[name], Annotated[list[BenchRequest], msgspec.Meta(min_length=1)]))
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f'--workload {path} must hold lists of objects {{"prompt": [token ids], "out": tokens}} ({error})') from None
 
 
-def add_workload_flags(own: argparse._ArgumentGroup, *, num_prompts: int, input_len: int, output_len: int) -> None:
+def add_workload_flags(own: argparse._ArgumentGroup) -> None:
     """The flags that `workload_of` reads, under vLLM's names and ours."""
     own.add_argument("--workload", metavar="FILE", help="JSON file of fixed requests, instead of random ones")
     own.add_argument("--workload-name", metavar="NAME", help="Which list of the file")
     own.add_argument("--dataset-name", choices=["random"], default="random", help="Kind of requests; fixed ones come with --workload")
-    own.add_argument("--num-prompts", type=int, default=num_prompts, metavar="N", help=f"Random requests [{num_prompts}]")
-    for side, length in (("input", input_len), ("output", output_len)):
-        flags = (f"--{side}-len", f"--random-{side}-len")
-        own.add_argument(
-            *flags, dest=f"{side}_len", type=int, default=length, metavar="N", help=f"Their {side} length in tokens [{length}]"
-        )
-    own.add_argument(
-        "--random-prefix-len", dest="prefix_len", type=int, default=0, metavar="N", help="Tokens that all of them begin with [0]"
-    )
-    own.add_argument(
-        "--random-range-ratio", dest="range_ratio", type=float, default=0.0, metavar="R", help="Draw lengths from L*(1-R) to L*(1+R) [0]"
-    )
-    own.add_argument("--workload-seed", type=int, default=0, metavar="N", help="Seed of the random requests [0]")
+    for name, default, text in (
+        ("num-prompts", 1000, "Random requests"),
+        ("input-len", 1024, "Their input"),
+        ("output-len", 128, "output"),
+    ):
+        own.add_argument(f"--{name}", f"--random-{name}", type=at_least(1), default=default, metavar="N", help=f"{text} [{default}]")
+    own.add_argument("--random-prefix-len", type=at_least(0), default=0, metavar="N", help="Tokens that all of them begin with [0]")
+    own.add_argument("--random-range-ratio", type=_ratio, default=0.0, metavar="R", help="Draw lengths from L*(1-R) to L*(1+R) [0]")
 
 
-def check_workload_flags(own: argparse.Namespace) -> None:
-    """Raises ConfigError for flags that no workload can have, before anything slow is started."""
-    for name, low in (("num_prompts", 1), ("input_len", 1), ("output_len", 1), ("prefix_len", 0)):
-        if getattr(own, name) < low:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(own, name)}")
-    if not 0 <= own.range_ratio < 1:
-        raise ConfigError(f"--random-range-ratio must be at least 0 and below 1, got {own.range_ratio}")
-    if own.workload:
-        load_workload(own.workload, own.workload_name)
-    elif own.workload_name:
-        raise ConfigError("--workload-name needs --workload FILE")
+def _ratio(text: str) -> float:
+    if not 0 <= (ratio := float(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
+    return ratio
 
 
 def workload_of(own: argparse.Namespace, vocab_size: int) -> Workload:
-    """The workload that the flags describe."""
+    """The workload that the flags describe. Raises ConfigError where a file does not hold it."""
     if own.workload:
         return load_workload(own.workload, own.workload_name)
-    return random_workload(
-        own.num_prompts,
-        own.input_len,
-        own.output_len,
-        vocab_size=vocab_size,
-        prefix_len=own.prefix_len,
-        range_ratio=own.range_ratio,
-        seed=own.workload_seed,
-    )
-
-
-def check_fits(requests: Sequence[BenchRequest], max_model_len: int) -> None:
-    """Raises ConfigError where a request is longer than the engine takes."""
-    longest = max(len(request.prompt) + request.output_len for request in requests)
-    if longest > max_model_len:
-        raise ConfigError(
-            f"the longest request needs {longest} positions and the engine has max_model_len={max_model_len}; shorten the requests"
-        )
+    if own.workload_name:
+        raise ConfigError("--workload-name needs --workload FILE")
+    lengths = own.num_prompts, own.input_len, own.output_len
+    return random_workload(*lengths, vocab_size=vocab_size, prefix_len=own.random_prefix_len, range_ratio=own.random_range_ratio)

@@ -49,10 +49,10 @@ async def run_batch(
     from jaxllm.async_llm import AsyncLLM
 
     names = server_config.served_model_name
-    engine = AsyncLLM.from_config(engine_config, metrics_prefix=server_config.metrics_prefix, served_model_name=names[0] if names else None)
+    engine = AsyncLLM(config=engine_config, metrics_prefix=server_config.metrics_prefix, served_model_name=names[0] if names else None)
     async with engine:
         state = ServerState(server_config)
-        state.serve(engine, model_names=names or (engine.model_name,), model_root=engine.model_name)
+        state.serve(engine)
         # Enough that the engine never waits for requests.
         return await answer_lines(state, files, max_inflight=max_inflight or 2 * engine.info.max_num_seqs, progress=progress)
 

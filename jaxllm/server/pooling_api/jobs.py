@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -18,41 +16,26 @@ from jaxllm.engine.pooling_processor import PoolingPrompt, cosine, matched_texts
 from jaxllm.errors import InvalidRequestError
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.answering import in_other_words
 from jaxllm.server.chat import render_chat
 from jaxllm.server.errors import NotFoundError
-from jaxllm.server.generating import base_id, deadline_of, final_outputs
+from jaxllm.server.generating import EngineJob, final_outputs
 from jaxllm.server.pooling_api.protocol import InputRequest, PoolingRequest, VectorRequest
 from jaxllm.server.prompts import split_prompts
 from jaxllm.server.responses import Usage
-from jaxllm.server.scope import RequestScope
+from jaxllm.server.scope import request_scope
 from jaxllm.server.state import ServerState, Serving
 
 # As many as OpenAI takes in a request for embeddings.
 MAX_INPUTS = 2048
 
 
-@dataclass(slots=True)
-class PoolingJob:
-    """One HTTP request's work for the engine. `param` is the request's field that holds the inputs."""
+@dataclass(kw_only=True)
+class PoolingJob(EngineJob[PoolingPrompt, PoolingRequestOutput]):
+    """Inputs to be pooled: each stream has one output."""
 
-    serving: Serving
-    response_id: str
-    model: str
-    created: int
-    prompts: Sequence[PoolingPrompt]
     params: PoolingParams
-    priority: int
-    deadline: float | None
     add_special_tokens: bool
-    param: str
     outputs: list[PoolingRequestOutput] = field(default_factory=list)
-
-    def start(self) -> list[AsyncGenerator[PoolingRequestOutput, None]]:
-        """One stream, of one output, an input; nothing runs before it is iterated."""
-        # The client may use its own id again while the first request runs: the engine's ids must differ.
-        base = f"{self.response_id}-{uuid.uuid4().hex[:8]}"
-        return [self._one(f"{base}-{index}", prompt) for index, prompt in enumerate(self.prompts)]
 
     async def _one(self, request_id: str, prompt: PoolingPrompt) -> AsyncGenerator[PoolingRequestOutput, None]:
         options: dict[str, Any] = {"priority": self.priority, "deadline": self.deadline, "add_special_tokens": self.add_special_tokens}
@@ -61,7 +44,7 @@ class PoolingJob:
                 async for output in outputs:
                     yield output
         except InvalidRequestError as error:
-            raise in_other_words(error, {"prompt": self.param}) from error
+            raise error.renamed(self.field_names) from error
 
     @property
     def usage(self) -> Usage:
@@ -107,21 +90,11 @@ async def run_prompts(
     Raises:
         InvalidRequestError: something about the request cannot be served.
     """
-    serving = state.serving
-    now = time.time()
-    job = PoolingJob(
-        serving=serving,
-        response_id=f"{prefix}-{base_id(request, body)}",
-        model=serving.model_name(body.model),
-        created=int(now),
-        prompts=prompts,
-        params=params,
-        priority=body.priority or 0,
-        deadline=deadline_of(request, state.config.request_timeout, now),
-        add_special_tokens=add_special_tokens,
-        param=param,
+    names = {"prompt": param}
+    job = PoolingJob.open(
+        state, request, body, prefix=prefix, prompts=prompts, params=params, add_special_tokens=add_special_tokens, field_names=names
     )
-    async with RequestScope(state, request.receive):
+    async with request_scope(state, request.receive):
         job.outputs = await final_outputs(job.start())
     return job
 

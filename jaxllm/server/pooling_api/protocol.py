@@ -130,7 +130,7 @@ class RerankRequest(PoolingRequest):
     def check(self) -> None:
         super().check()
         if self.top_n is not None and self.top_n < 0:
-            raise InvalidRequestError(f"top_n must be at least 1, or 0 for all; got {self.top_n}", param="top_n", value=self.top_n)
+            raise InvalidRequestError(f"top_n must be at least 1, or 0 for all; got {self.top_n}", param="top_n")
 
     def texts(self) -> Sequence[str]:
         texts = [document.get("text") if isinstance(document, dict) else document for document in self.documents]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from jaxllm.server.responses import Usage
+
+Item = TypeVar("Item")
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -16,32 +18,10 @@ class Embedding(msgspec.Struct, kw_only=True):
     embedding: list[float] | str
 
 
-class Embeddings(msgspec.Struct, kw_only=True):
-    """Body of a response of /v1/embeddings."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: Usage
-
-
 class PooledData(msgspec.Struct, kw_only=True):
     object: str = "pooling"
     index: int
     data: Any
-
-
-class PooledList(msgspec.Struct, kw_only=True):
-    """Body of a response of /pooling."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[PooledData]
-    usage: Usage
 
 
 class Classified(msgspec.Struct, kw_only=True):
@@ -51,32 +31,37 @@ class Classified(msgspec.Struct, kw_only=True):
     num_classes: int
 
 
-class Classification(msgspec.Struct, kw_only=True):
-    """Body of a response of /classify."""
-
-    id: str
-    object: str = "list"
-    created: int
-    model: str
-    data: list[Classified]
-    usage: Usage
-
-
 class Score(msgspec.Struct, kw_only=True):
     object: str = "score"
     index: int
     score: float
 
 
-class Scores(msgspec.Struct, kw_only=True):
-    """Body of a response of /score."""
+class ListOf(msgspec.Struct, Generic[Item], kw_only=True):
+    """What all but /rerank answer with: an item for each input."""
 
     id: str
     object: str = "list"
     created: int
     model: str
-    data: list[Score]
+    data: list[Item]
     usage: Usage
+
+
+class Embeddings(ListOf[Embedding]):
+    """Body of a response of /v1/embeddings."""
+
+
+class PooledList(ListOf[PooledData]):
+    """Body of a response of /pooling."""
+
+
+class Classification(ListOf[Classified]):
+    """Body of a response of /classify."""
+
+
+class Scores(ListOf[Score]):
+    """Body of a response of /score."""
 
 
 class RankedDocument(msgspec.Struct):

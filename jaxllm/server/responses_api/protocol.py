@@ -79,15 +79,15 @@ class ResponsesRequest(ApiRequest):
         if self.background and self.stream:
             raise NotSupportedError("stream=true is not offered with background=true; poll the response instead", param="stream")
         if self.background and self.store is False:
-            raise InvalidRequestError("background=true needs store=true: the response is fetched later", param="store", value=False)
+            raise InvalidRequestError("background=true needs store=true: the response is fetched later", param="store")
         self._check_parts()
 
     def _check_parts(self) -> None:
         for name in self.include or ():
             if name not in _INCLUDABLE:
-                raise NotSupportedError(f"include may hold {', '.join(_INCLUDABLE)}; got {name!r:.200}", param="include", value=name)
+                raise NotSupportedError(f"include may hold {', '.join(_INCLUDABLE)}; got {name!r:.200}", param="include")
         if self.top_logprobs and not self.wants_logprobs:
-            raise InvalidRequestError(f"top_logprobs needs {LOGPROBS!r} in include", param="top_logprobs", value=self.top_logprobs)
+            raise InvalidRequestError(f"top_logprobs needs {LOGPROBS!r} in include", param="top_logprobs")
         if (self.stream_options or {}).get("include_obfuscation"):
             raise NotSupportedError("stream_options.include_obfuscation is not offered; leave it out", param="stream_options")
         summary = (self.reasoning or {}).get("summary") or (self.reasoning or {}).get("generate_summary")

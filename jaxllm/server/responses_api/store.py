@@ -90,9 +90,7 @@ class ResponseStore:
             InvalidRequestError: not finished yet.
         """
         if response_id in self._running:
-            raise InvalidRequestError(
-                f"response {response_id!r} is not finished yet; poll it until it is", param="previous_response_id", value=response_id
-            )
+            raise InvalidRequestError(f"response {response_id!r} is not finished yet; poll it until it is", param="previous_response_id")
         return msgspec.json.decode(self._find(response_id, "previous_response_id").messages)
 
     def delete(self, response_id: str, *, missing_ok: bool = False) -> None:
@@ -109,7 +107,6 @@ class ResponseStore:
                 f"no response {response_id!r:.100} is kept here: it never was, or has been forgotten "
                 f"(the last {self.max_entries} are kept, and {self.max_bytes} bytes of them)",
                 param=param,
-                value=response_id,
             )
         self._entries.move_to_end(response_id)
         return entry

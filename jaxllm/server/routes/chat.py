@@ -12,14 +12,14 @@ from starlette.responses import Response
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.server.answering import Answering, open_answering
 from jaxllm.server.body import read_body
-from jaxllm.server.generating import collect, merged
+from jaxllm.server.generating import final_outputs, merged
 from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
 from jaxllm.server.parsers import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.server.responses import ChatChoice, ChatCompletion, ChatMessage, FunctionCall, ToolCall, json_response
-from jaxllm.server.scope import RequestScope
-from jaxllm.server.state import ServerState
+from jaxllm.server.scope import request_scope
+from jaxllm.server.state import State
 from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, chat_chunk, finish_members, member
 
 router = APIRouter(tags=["generation"])
@@ -28,9 +28,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 @router.post("/v1/chat/completions", **documented(ChatCompletionRequest, ChatCompletion))
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(request: Request, state: State) -> Response:
     """Answer a conversation."""
-    state: ServerState = request.app.state.server
     body = await read_body(request, ChatCompletionRequest)
     answering = await open_answering(state, request, body, prefix="chatcmpl")
     writer = ChatWriter(answering)
@@ -38,9 +37,9 @@ async def chat_completions(request: Request) -> Response:
         force = state.config.enable_force_include_usage
         usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
         return EventStream(state, writer.stream(usage))
-    async with RequestScope(state, request.receive):
-        outputs = await collect(answering.job)
-    return json_response(writer.whole(outputs[0]))
+    async with request_scope(state, request.receive):
+        (output,) = await final_outputs(answering.job.start())
+    return json_response(writer.whole(output))
 
 
 class ChatWriter:
@@ -129,7 +128,7 @@ class ChatWriter:
             system_fingerprint=job.serving.fingerprint,
         )
         opened = False
-        async for _, output in merged(job):
+        async for _, output in merged(job.start()):
             self._answering.count(output)
             deltas = [self._deltas(choice) for choice in output.outputs]
             tail = usage.tail(self._answering.usage() if usage.continuous else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.server.answering import Answering, open_answering
+from jaxllm.server.answering import open_answering
 from jaxllm.server.body import read_body
-from jaxllm.server.generating import collect
+from jaxllm.server.generating import final_outputs
 from jaxllm.server.openapi import documented
 from jaxllm.server.prompts import MAX_PROMPTS
 from jaxllm.server.protocol import ApiRequest, ChatCompletionRequest
 from jaxllm.server.responses import ChatCompletion, CompletionTokensDetails, PromptTokensDetails, Usage, json_response
 from jaxllm.server.routes.chat import ChatWriter
-from jaxllm.server.scope import RequestScope
-from jaxllm.server.state import ServerState
+from jaxllm.server.scope import request_scope
+from jaxllm.server.state import State
 
 router = APIRouter(tags=["generation"])
 
@@ -37,7 +36,7 @@ class ChatBatchRequest(ApiRequest):
         if not 1 <= len(self.messages) <= MAX_PROMPTS:
             raise InvalidRequestError(f"messages must hold 1 to {MAX_PROMPTS} conversations, got {len(self.messages)}", param="messages")
         if self.n not in (None, 1):
-            raise NotSupportedError(f"n must be 1 in a batch, got {self.n}; repeat the conversation instead", param="n", value=self.n)
+            raise NotSupportedError(f"n must be 1 in a batch, got {self.n}; repeat the conversation instead", param="n")
         if self.stream:
             raise NotSupportedError("a batch is not streamed; send stream=false, or use /v1/chat/completions", param="stream")
 
@@ -52,29 +51,19 @@ class ChatBatchRequest(ApiRequest):
 
 
 @router.post("/v1/chat/completions/batch", **documented(ChatBatchRequest, ChatCompletion))
-async def chat_completions_batch(request: Request) -> Response:
+async def chat_completions_batch(request: Request, state: State) -> Response:
     """Answer several conversations; the first failure ends the others."""
-    state: ServerState = request.app.state.server
     body = await read_body(request, ChatBatchRequest)
     opened = [await open_answering(state, request, chat, prefix="chatcmpl") for chat in body.conversations()]
-    async with RequestScope(state, request.receive):
-        tasks = [asyncio.create_task(_answer(answering)) for answering in opened]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async with request_scope(state, request.receive):
+        outputs = await final_outputs([stream for answering in opened for stream in answering.job.start()])
+    answers = [ChatWriter(answering).whole(output) for answering, output in zip(opened, outputs, strict=True)]
     whole = answers[0]
     for index, answer in enumerate(answers):
         answer.choices[0].index = index
     whole.choices = [answer.choices[0] for answer in answers]
     whole.usage = _sum([answer.usage for answer in answers])
     return json_response(whole)
-
-
-async def _answer(answering: Answering) -> ChatCompletion:
-    return ChatWriter(answering).whole((await collect(answering.job))[0])
 
 
 def _sum(parts: list[Usage]) -> Usage:

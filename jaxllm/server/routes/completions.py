@@ -11,15 +11,15 @@ from starlette.responses import Response
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.server.body import read_body
-from jaxllm.server.generating import Job, Prompt, UsageCounter, collect, merged, new_job
+from jaxllm.server.generating import Job, Prompt, UsageCounter, final_outputs, merged, new_job
 from jaxllm.server.logprobs import CompletionLogprobsBuilder, LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
 from jaxllm.server.prompts import completion_prompts
 from jaxllm.server.protocol import CompletionRequest
 from jaxllm.server.responses import Completion, CompletionChoice, CompletionLogprobs, json_response
 from jaxllm.server.sampling import completion_params
-from jaxllm.server.scope import RequestScope
-from jaxllm.server.state import ServerState
+from jaxllm.server.scope import request_scope
+from jaxllm.server.state import State
 from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, completion_chunk, finish_members, member
 from jaxllm.server.structured import constraint_field
 
@@ -27,12 +27,10 @@ router = APIRouter(tags=["generation"])
 
 
 @router.post("/v1/completions", **documented(CompletionRequest, Completion))
-async def completions(request: Request) -> Response:
+async def completions(request: Request, state: State) -> Response:
     """Complete one or several prompts."""
-    state: ServerState = request.app.state.server
     serving = state.serving
     body = await read_body(request, CompletionRequest)
-    serving.model_name(body.model)
     params = completion_params(body, serving.engine.default_sampling_params)
     prompts = await completion_prompts(serving, body, params)
     names = {"structured_outputs": constraint_field(body)}
@@ -42,8 +40,8 @@ async def completions(request: Request) -> Response:
         force = state.config.enable_force_include_usage
         usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
         return EventStream(state, writer.stream(usage))
-    async with RequestScope(state, request.receive):
-        outputs = await collect(job)
+    async with request_scope(state, request.receive):
+        outputs = await final_outputs(job.start())
     return json_response(writer.whole(outputs))
 
 
@@ -130,7 +128,7 @@ class _Writer:
         )
         builders: dict[int, CompletionLogprobsBuilder] = {}
         seen: set[int] = set()
-        async for number, output in merged(job):
+        async for number, output in merged(job.start()):
             self._counter.add(number, output)
             tail = usage.tail(self._counter.usage() if usage.continuous else None)
             frames = []

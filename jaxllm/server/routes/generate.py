@@ -16,13 +16,13 @@ from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.server.body import read_body
-from jaxllm.server.generating import Job, Prompt, UsageCounter, collect, merged, new_job
+from jaxllm.server.generating import Job, Prompt, UsageCounter, final_outputs, merged, new_job
 from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
 from jaxllm.server.protocol import ApiRequest, Int, StreamOptions
 from jaxllm.server.responses import ChatLogprobs, PromptLogprobs, Usage, json_response
-from jaxllm.server.scope import RequestScope
-from jaxllm.server.state import ServerState
+from jaxllm.server.scope import request_scope
+from jaxllm.server.state import State
 from jaxllm.server.streaming import EventStream, frame_of
 
 router = APIRouter(tags=["generation"])
@@ -95,20 +95,18 @@ class Generated(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 @router.post("/inference/v1/generate", **documented(GenerateRequest, Generated))
-async def generate(request: Request) -> Response:
+async def generate(request: Request, state: State) -> Response:
     """Generate from token ids."""
-    state: ServerState = request.app.state.server
     serving = state.serving
     body = await read_body(request, GenerateRequest)
-    serving.model_name(body.model)
     params = body.params(serving.engine.default_sampling_params)
     job = new_job(state, request, body, prefix="gen", prompts=[Prompt(None, body.token_ids)], params=params)
     writer = _Writer(job, body)
     if body.stream:
         return EventStream(state, writer.stream())
-    async with RequestScope(state, request.receive):
-        outputs = await collect(job)
-    return json_response(writer.whole(outputs[0]))
+    async with request_scope(state, request.receive):
+        (output,) = await final_outputs(job.start())
+    return json_response(writer.whole(output))
 
 
 class _Writer:
@@ -128,7 +126,7 @@ class _Writer:
         return result
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        async for _, output in merged(self._job):
+        async for _, output in merged(self._job.start()):
             self._counter.add(0, output)
             yield frame_of(Generated(request_id=self._job.response_id, choices=[self._choice(choice) for choice in output.outputs]))
         if self._body.stream_options is not None and self._body.stream_options.include_usage:

@@ -19,36 +19,32 @@ from jaxllm.server.messages_api.translate import FIELD_NAMES, chat_request
 from jaxllm.server.messages_api.writer import MessageWriter
 from jaxllm.server.openapi import documented
 from jaxllm.server.responses import json_response
-from jaxllm.server.scope import RequestScope
-from jaxllm.server.state import ServerState
+from jaxllm.server.scope import request_scope
+from jaxllm.server.state import State
 from jaxllm.server.streaming import EventStream
 
 router = APIRouter(tags=["messages"])
 
 
 @router.post("/v1/messages", **documented(MessagesRequest, MessageObject))
-async def create_message(request: Request) -> Response:
+async def create_message(request: Request, state: State) -> Response:
     """Answer a conversation in the Messages API."""
-    state: ServerState = request.app.state.server
     body = await read_body(request, MessagesRequest)
-    state.serving.model_name(body.model)
     answering = await open_answering(state, request, chat_request(body), prefix="msg", field_names=FIELD_NAMES)
     writer = MessageWriter(answering, events=bool(body.stream))
     if body.stream:
         return EventStream(state, _frames(answering, writer), failure=writer.fail, end=b"")
-    async with RequestScope(state, request.receive):
+    async with request_scope(state, request.receive):
         async for _ in _frames(answering, writer):
             pass
     return json_response(writer.message)
 
 
 @router.post("/v1/messages/count_tokens", **documented(CountTokensRequest, TokenCount))
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(request: Request, state: State) -> Response:
     """How many tokens a conversation has, with its system prompt and tools; also beyond the context."""
-    state: ServerState = request.app.state.server
     serving = state.serving
     body = await read_body(request, CountTokensRequest)
-    serving.model_name(body.model)
     chat = chat_request(body)
     text = render_chat(serving.engine.tokenizer, chat.messages, chat, trust_template=state.config.trust_request_chat_template)
     ids = await serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)
@@ -56,6 +52,6 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _frames(answering: Answering, writer: MessageWriter) -> AsyncGenerator[bytes, None]:
-    async with aclosing(merged(answering.job)) as outputs:
+    async with aclosing(merged(answering.job.start())) as outputs:
         async for _, output in outputs:
             yield writer.add(output)

@@ -1,4 +1,4 @@
-"""Routes for those who run a server: SageMaker's entry, adapters, the tokenizer, profiles and the prefix cache."""
+"""Routes for those who run a server: its health and metrics, SageMaker's entry, adapters, the tokenizer, profiles, the prefix cache."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 from typing import Any
 
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm import __version__
 from jaxllm.errors import InvalidRequestError
 from jaxllm.server.body import decode_json
 from jaxllm.server.responses import json_response
 from jaxllm.server.routes.chat import chat_completions
 from jaxllm.server.routes.completions import completions
-from jaxllm.server.state import ServerState
+from jaxllm.server.state import State
 
 router = APIRouter(tags=["operation"])
 tokenizer_router = APIRouter(tags=["operation"])
@@ -25,15 +27,48 @@ _CONFLICT = 409
 _NOT_IMPLEMENTED = 501
 
 
+@router.get("/health")
+@router.get("/ping")
+@router.post("/ping")
+async def health(state: State) -> Response:
+    """200 while the engine lives and serves; 503 before and after."""
+    await state.loaded.engine.check_health()
+    return Response()
+
+
+@router.get("/ready")
+async def ready(state: State) -> Response:
+    """200 while new requests are taken: not while the model loads, nor once the server is told to stop."""
+    await state.serving.engine.check_health()
+    return Response()
+
+
+@router.get("/load")
+async def load(state: State) -> Response:
+    """The number of generation requests that are open."""
+    return json_response({"server_load": len(state.open_tasks)})
+
+
+@router.get("/version")
+async def version() -> Response:
+    return json_response({"version": __version__})
+
+
+@router.get("/metrics")
+async def metrics(state: State) -> Response:
+    """Metrics in the text format of Prometheus."""
+    return Response(generate_latest(state.loaded.engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
 @router.post("/invocations")
-async def invocations(request: Request) -> Response:
+async def invocations(request: Request, state: State) -> Response:
     """What /v1/chat/completions answers to a body with messages, and /v1/completions to one with a prompt (SageMaker's convention)."""
     body = decode_json(await request.body())
     if isinstance(body, dict):
         if "messages" in body:
-            return await chat_completions(request)
+            return await chat_completions(request, state)
         if "prompt" in body:
-            return await completions(request)
+            return await completions(request, state)
     raise InvalidRequestError("the body must be an object with messages (a chat) or prompt (a completion)")
 
 
@@ -45,9 +80,8 @@ async def adapters(request: Request) -> Response:
 
 
 @tokenizer_router.get("/tokenizer_info")
-async def tokenizer_info(request: Request) -> Response:
+async def tokenizer_info(state: State) -> Response:
     """What the served model's tokenizer is made of."""
-    state: ServerState = request.app.state.server
     serving = state.serving
     tokenizer = serving.engine.tokenizer
     special = set(tokenizer.all_special_ids)
@@ -65,17 +99,15 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 @dev_router.post("/reset_prefix_cache")
-async def reset_prefix_cache(request: Request) -> Response:
+async def reset_prefix_cache(state: State) -> Response:
     """Forget all cached prefixes."""
-    state: ServerState = request.app.state.server
     await state.serving.engine.reset_prefix_cache()
     return Response()
 
 
 @dev_router.post("/start_profile")
-async def start_profile(request: Request) -> Response:
+async def start_profile(state: State) -> Response:
     """Start to record a trace of the engine's process."""
-    state: ServerState = request.app.state.server
     directory = os.path.abspath(state.config.profile_dir)
     if not await state.serving.engine.start_profile(directory):
         raise HTTPException(_CONFLICT, "a profile is being recorded already; POST /stop_profile ends it")
@@ -83,9 +115,8 @@ async def start_profile(request: Request) -> Response:
 
 
 @dev_router.post("/stop_profile")
-async def stop_profile(request: Request) -> Response:
+async def stop_profile(state: State) -> Response:
     """Write the trace that was started."""
-    state: ServerState = request.app.state.server
     if not await state.serving.engine.stop_profile():
         raise HTTPException(_CONFLICT, "no profile is being recorded; POST /start_profile starts one")
     return json_response({"profile_dir": os.path.abspath(state.config.profile_dir)})

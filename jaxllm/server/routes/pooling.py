@@ -24,15 +24,14 @@ from jaxllm.server.pooling_api.responses import (
     Scores,
 )
 from jaxllm.server.responses import json_response
-from jaxllm.server.state import ServerState
+from jaxllm.server.state import State
 
 router = APIRouter(tags=["pooling"])
 
 
 @router.post("/v1/embeddings", **documented(EmbeddingRequest, Embeddings))
-async def embeddings(request: Request) -> Response:
+async def embeddings(request: Request, state: State) -> Response:
     """The embedding of each input."""
-    state: ServerState = request.app.state.server
     pooling_of(state.serving)
     body = await read_body(request, EmbeddingRequest)
     job = await run_inputs(state, request, body, body.params("embed", dimensions=body.dimensions), "embd")
@@ -41,9 +40,8 @@ async def embeddings(request: Request) -> Response:
 
 
 @router.post("/pooling", **documented(PoolRequest, PooledList))
-async def pooling(request: Request) -> Response:
+async def pooling(request: Request, state: State) -> Response:
     """What the model answers for each input, as it is."""
-    state: ServerState = request.app.state.server
     pooling_of(state.serving)
     body = await read_body(request, PoolRequest)
     job = await run_inputs(state, request, body, body.params(body.task, dimensions=body.dimensions), "pool")
@@ -52,9 +50,8 @@ async def pooling(request: Request) -> Response:
 
 
 @router.post("/classify", **documented(ClassifyRequest, Classification))
-async def classify(request: Request) -> Response:
+async def classify(request: Request, state: State) -> Response:
     """The class of each input, and the probability of every class."""
-    state: ServerState = request.app.state.server
     labels = pooling_of(state.serving).labels
     body = await read_body(request, ClassifyRequest)
     job = await run_inputs(state, request, body, body.params("classify"), "classify")
@@ -67,9 +64,8 @@ async def classify(request: Request) -> Response:
 
 @router.post("/v1/score", include_in_schema=False)
 @router.post("/score", **documented(ScoreRequest, Scores))
-async def score(request: Request) -> Response:
+async def score(request: Request, state: State) -> Response:
     """How well texts belong together, pair by pair."""
-    state: ServerState = request.app.state.server
     pooling_of(state.serving)
     body = await read_body(request, ScoreRequest)
     names = body.given()
@@ -81,9 +77,8 @@ async def score(request: Request) -> Response:
 @router.post("/v1/rerank", include_in_schema=False)
 @router.post("/v2/rerank", include_in_schema=False)
 @router.post("/rerank", **documented(RerankRequest, Ranking))
-async def rerank(request: Request) -> Response:
+async def rerank(request: Request, state: State) -> Response:
     """Documents by how well they belong to a query, best first; in the shape of Cohere's and Jina's services."""
-    state: ServerState = request.app.state.server
     pooling_of(state.serving)
     body = await read_body(request, RerankRequest)
     texts = body.texts()

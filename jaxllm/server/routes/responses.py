@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -25,21 +24,19 @@ from jaxllm.server.responses_api.protocol import ResponsesRequest
 from jaxllm.server.responses_api.store import ResponseStore, Running
 from jaxllm.server.responses_api.translate import FIELD_NAMES, chat_request, check_logprobs, fitted
 from jaxllm.server.responses_api.writer import ResponseWriter
-from jaxllm.server.scope import RequestScope
-from jaxllm.server.state import ServerState
+from jaxllm.server.scope import request_scope
+from jaxllm.server.state import ServerState, State
 from jaxllm.server.streaming import EventStream
 
 router = APIRouter(tags=["responses"])
 
 
 @router.post("/v1/responses", **documented(ResponsesRequest, ResponseObject))
-async def create_response(request: Request) -> Response:
+async def create_response(request: Request, state: State) -> Response:
     """Answer input in the Responses API."""
-    state: ServerState = request.app.state.server
     store: ResponseStore = request.app.state.responses
     serving = state.serving
     body = await read_body(request, ResponsesRequest)
-    serving.model_name(body.model)
     keep = _is_kept(body, store)
     history = store.conversation(body.previous_response_id) if body.previous_response_id else []
     conversation = history + messages_of(body.input)
@@ -59,7 +56,7 @@ async def create_response(request: Request) -> Response:
         return run.in_background(state)
     if body.stream:
         return EventStream(state, run.frames(), failure=writer.fail, end=b"")
-    async with RequestScope(state, request.receive):
+    async with request_scope(state, request.receive):
         async for _ in run.frames():
             pass
     return json_response(writer.response)
@@ -80,9 +77,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     store: ResponseStore = request.app.state.responses
     if not store.is_background(response_id):
         raise InvalidRequestError(
-            f"response {response_id!r} was not made with background=true; only such can be cancelled",
-            param="response_id",
-            value=response_id,
+            f"response {response_id!r} was not made with background=true; only such can be cancelled", param="response_id"
         )
     running = store.running(response_id)
     if running is not None:
@@ -115,7 +110,7 @@ class _Run:
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         opened = False
-        async with contextlib.aclosing(merged(self._answering.job)) as outputs:
+        async with contextlib.aclosing(merged(self._answering.job.start())) as outputs:
             async for _, output in outputs:
                 frames = b"" if opened else self._writer.open()
                 opened = True
@@ -171,24 +166,22 @@ def _is_kept(body: ResponsesRequest, store: ResponseStore) -> bool:
     return store.keeps and body.store is not False
 
 
+# Fields of a request that its response repeats.
+_REPEATED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id", "prompt_cache_key"),
+    *("safety_identifier", "tools", "tool_choice", "top_logprobs", "truncation", "user"),
+)
+
+
 def _new_response(body: ResponsesRequest, answering: Answering, *, keep: bool) -> ResponseObject:
     job = answering.job
-    more: dict[str, Any] = {}
-    for name in ("metadata", "tools", "tool_choice", "parallel_tool_calls", "truncation", "top_logprobs", "user"):
-        if (value := getattr(body, name)) is not None:
-            more[name] = value
+    more = {name: value for name in _REPEATED if (value := getattr(body, name)) is not None}
     return ResponseObject(
         id=job.response_id,
         created_at=job.created,
         model=job.model,
         background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
         reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
-        safety_identifier=body.safety_identifier,
         store=keep,
         temperature=job.params.temperature,
         text={"format": {"type": "text"}, **{key: value for key, value in (body.text or {}).items() if value is not None}},

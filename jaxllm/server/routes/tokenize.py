@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize."""
+"""GET /v1/models, POST /tokenize and /detokenize: the served model and its tokens."""
 
 from __future__ import annotations
 
@@ -11,19 +11,36 @@ from jaxllm.server.body import read_body
 from jaxllm.server.chat import render_chat
 from jaxllm.server.openapi import documented
 from jaxllm.server.protocol import DetokenizeRequest, TokenizeRequest
-from jaxllm.server.responses import Detokenized, Tokenized, json_response
-from jaxllm.server.state import ServerState
+from jaxllm.server.responses import Detokenized, ModelCard, ModelList, Tokenized, json_response
+from jaxllm.server.state import Serving, State
 
+models_router = APIRouter(tags=["models"])
 router = APIRouter(tags=["tokens"])
 
 
+def _card(serving: Serving, name: str) -> ModelCard:
+    return ModelCard(id=name, created=serving.created, root=serving.model_root, max_model_len=serving.engine.info.max_model_len)
+
+
+@models_router.get("/v1/models", **documented(None, ModelList))
+async def models(state: State) -> Response:
+    """The names under which the model is served."""
+    serving = state.serving
+    return json_response(ModelList(data=[_card(serving, name) for name in serving.model_names]))
+
+
+@models_router.get("/v1/models/{name:path}", **documented(None, ModelCard))
+async def model(state: State, name: str) -> Response:
+    """One of them."""
+    serving = state.serving
+    return json_response(_card(serving, serving.model_name(name)))
+
+
 @router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
-async def tokenize(request: Request) -> Response:
+async def tokenize(request: Request, state: State) -> Response:
     """Token ids of a prompt, or of a conversation as the chat template renders it."""
-    state: ServerState = request.app.state.server
     serving = state.serving
     body = await read_body(request, TokenizeRequest)
-    serving.model_name(body.model)
     special = body.add_special_tokens
     if body.messages is not None:
         text = render_chat(serving.engine.tokenizer, body.messages, body, trust_template=state.config.trust_request_chat_template)
@@ -38,14 +55,12 @@ async def tokenize(request: Request) -> Response:
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
-async def detokenize(request: Request) -> Response:
+async def detokenize(request: Request, state: State) -> Response:
     """Text of token ids, special tokens included."""
-    state: ServerState = request.app.state.server
     serving = state.serving
     body = await read_body(request, DetokenizeRequest)
-    serving.model_name(body.model)
     limit = serving.engine.info.vocab_size
     for token in body.tokens:
         if not 0 <= token < limit:
-            raise InvalidRequestError(f"tokens holds {token}, outside the vocabulary of {limit} ids", param="tokens", value=token)
+            raise InvalidRequestError(f"tokens holds {token}, outside the vocabulary of {limit} ids", param="tokens")
     return json_response(Detokenized(serving.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)))

@@ -1,15 +1,15 @@
-"""Percentiles and the JSON that benchmarks write."""
+"""Percentiles, and what benchmarks print and write."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from pathlib import Path
 
 import pytest
 
-from jaxllm.cli.bench.report import check_output_path, parse_percentiles, percentile, standard_deviation, write_json
-from jaxllm.errors import ConfigError
+from jaxllm.cli.bench.report import add_output_flag, percentile, report
 
 
 @pytest.mark.parametrize(("percent", "value"), [(0, 1), (25, 1.75), (50, 2.5), (100, 4), (99, 3.97)])
@@ -21,27 +21,21 @@ def test_nothing_has_no_percentile():
     assert math.isnan(percentile([], 50))
 
 
-def test_standard_deviation():
-    assert standard_deviation([1, 3]) == 1
-
-
-def test_percentile_lists():
-    assert parse_percentiles("50,99.9") == (50, 99.9)
-    for text in ("", "a", "101", "-1", "50;99"):
-        with pytest.raises(ConfigError, match="--metric-percentiles"):
-            parse_percentiles(text)
-
-
-def test_results_are_strict_json(tmp_path: Path):
+def test_results_are_lines_of_numbers_and_strict_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "out.json"
 
-    write_json(str(path), {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": (1, "x")}})
+    report("Figures", {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": 2.345, "e": "x"}}, path)
 
-    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": [1, "x"]}}
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": 2.345, "e": "x"}}
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert "Figures" in title
+    assert [line.split() for line in lines] == [["a:", "nan"], ["c.d:", "2.35"], ["c.e:", "x"]]
 
 
 def test_a_result_that_cannot_be_written_is_found_before_measuring(tmp_path: Path):
-    check_output_path(str(tmp_path / "new.json"))
-    check_output_path(None)
-    with pytest.raises(ConfigError, match="no folder"):
-        check_output_path(str(tmp_path / "missing" / "out.json"))
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_output_flag(parser.add_argument_group("options"))
+
+    assert parser.parse_args(["--output-json", str(tmp_path / "new.json")]).output_json == tmp_path / "new.json"
+    with pytest.raises(argparse.ArgumentError, match="no folder"):
+        parser.parse_args(["--output-json", str(tmp_path / "missing" / "out.json")])

@@ -105,23 +105,13 @@ NOT_READ_BACK = {
 
 @pytest.mark.parametrize("name", sorted(name for name, (tool, _) in TEMPLATES.items() if tool and name not in NOT_READ_BACK))
 def test_calls_are_read_back_as_templates_write_them(conformance_data: Path, name: str) -> None:
-    templates = ChatTemplates({"default": (conformance_data / "chat_templates" / f"{name}.jinja").read_text()})
-
+    special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    templates = ChatTemplates({"default": (conformance_data / "chat_templates" / f"{name}.jinja").read_text()}, special_tokens)
     tool = tool_of("search", query={"type": "string", "description": "what"}, limit={"type": "integer", "description": "how many"})
     tool["function"]["description"] = "Search."
 
     def render(messages: list[dict[str, Any]], *, answer: bool) -> str:
-        return templates.render(
-            messages,
-            tools=[tool],
-            add_generation_prompt=answer,
-            continue_final_message=False,
-            chat_template=None,
-            content_format="auto",
-            documents=None,
-            special_tokens={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
-            variables={},
-        )
+        return templates.render(messages, [tool], add_generation_prompt=answer)
 
     arguments = {"query": "Paris", "limit": 3}
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "search", "arguments": json.dumps(arguments)}}
