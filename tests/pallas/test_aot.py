@@ -9,6 +9,9 @@ KERNEL = "pallas_kernels.ragged_paged_attention.aot"
 STEP = "jaxllm.runner.aot"
 LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 GEMMA3_4B = {"heads": 8, "kv_heads": 4, "head_dim": 256, "window": 1024}
+# An eighth of 128 heads, and all of them.
+DEEPSEEK_V3_TP8 = {"heads": 16, "kv_heads": 1, "head_dim": 576, "latent": 512}
+DEEPSEEK_V3 = DEEPSEEK_V3_TP8 | {"heads": 128}
 QWEN3_600M = {"heads": 16, "kv_heads": 8, "head_dim": 128}
 PAGES = {"dtype": "bfloat16", "page_size": 128, "pages_per_row": 64, "num_pages": 513}
 SMALL_LLAMA = {
@@ -42,8 +45,10 @@ needs_gpu_compiler = pytest.mark.skipif(
         pytest.param(QWEN3_600M, 64, marks=pytest.mark.heavy),
         pytest.param(LLAMA_8B, 512, marks=pytest.mark.heavy),
         pytest.param(QWEN3_600M, 512, marks=pytest.mark.heavy),
+        (DEEPSEEK_V3_TP8, 64),
+        pytest.param(DEEPSEEK_V3_TP8, 512, marks=pytest.mark.heavy),
     ],
-    ids=["8B decode", "0.6B decode", "8B mixed", "0.6B mixed"],
+    ids=["8B decode", "0.6B decode", "8B mixed", "0.6B mixed", "V3 decode", "V3 mixed"],
 )
 def test_the_kernel_compiles_for_v6e_and_updates_pages_in_place(model, tokens):
     found = compile_isolated(KERNEL, {"target": "v6e:1x1", **PAGES, **model, "tokens": tokens, "rows": 64}, timeout_s=300)
@@ -73,8 +78,10 @@ def check_collectives(found, rows, tokens, itemsize=2):
         pytest.param("h200", LLAMA_8B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
         pytest.param("h100", QWEN3_600M, 512, marks=pytest.mark.heavy),
         pytest.param("h100", GEMMA3_4B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
+        ("h100", DEEPSEEK_V3_TP8, 64),
+        pytest.param("h200", DEEPSEEK_V3, 512, marks=pytest.mark.heavy),
     ],
-    ids=["8B decode", "8B mixed", "8B mixed H200", "0.6B mixed", "Gemma mixed"],
+    ids=["8B decode", "8B mixed", "8B mixed H200", "0.6B mixed", "Gemma mixed", "V3 decode", "V3 mixed H200"],
 )
 def test_the_kernel_compiles_for_hopper_and_updates_pages_in_place(target, model, tokens):
     request = {"target": target, **PAGES, **model, "page_size": 64, "tokens": tokens, "rows": 64}
