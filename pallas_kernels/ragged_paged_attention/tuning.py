@@ -1,21 +1,16 @@
 """Block sizes of the TPU kernel from shapes and device, and the memory that they take.
 
 The defaults follow from sizes alone: transfers long enough to hide latency, score tiles that fill the matrix unit, everything twice for
-double buffering, within a share of the vector memory. `configs/tuned_blocks.json` holds exceptions found by measuring.
+double buffering, within a share of the vector memory. `pallas_kernels/tuned.py` has the exceptions that were found by measuring.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pallas_kernels.devices import MIB, Device
 from pallas_kernels.ragged_paged_attention.layout import LANES, SUBLANES, UnsupportedShapeError, padded_head_dim, tile_rows
-
-_TABLE = Path(__file__).parents[2] / "configs" / "tuned_blocks.json"
+from pallas_kernels.tuned import exception
 
 _DECODE_FETCH_BYTES = 4 * MIB  # about 2.5 us of a v6e's bandwidth: the start of a transfer is small beside it
 _PREFILL_FETCH_POSITIONS = 1024
@@ -128,14 +123,14 @@ class Blocks:
 APPEND_DEPTH = 3  # pages in flight: one read, one merged, one written
 
 
-def choose_blocks(shape: Shape, device: Device) -> Blocks:
-    """Block sizes for a shape on a device.
+def choose_blocks(shape: Shape, device: Device, *, exceptions: bool = True) -> Blocks:
+    """Block sizes for a shape on a device; without exceptions what follows from sizes alone.
 
     Raises:
         UnsupportedShapeError: page tables that scalar memory cannot hold, or pages of which not even two fit.
     """
     check_smem(shape, device)
-    tuned = _exceptions().get(device.kind, {}).get(shape.key)
+    tuned = exception("ragged_paged_attention", device.kind, shape.key) if exceptions else None
     blocks = Blocks(**tuned) if tuned else _default_blocks(shape)
     budget = device.vmem_bytes // 2
     while blocks.vmem(shape) > budget:
@@ -211,14 +206,3 @@ def _divisor(pages: int, at_most: int) -> int:
 
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
-
-
-@functools.cache
-def _exceptions() -> dict[str, dict[str, dict[str, Any]]]:
-    """Device kind -> shape key -> fields of `Blocks`. No table, no exceptions."""
-    return json.loads(_TABLE.read_text())["ragged_paged_attention"] if _TABLE.is_file() else {}
-
-
-def as_exception(shape: Shape, blocks: Blocks) -> dict[str, dict[str, int]]:
-    """An entry of the table."""
-    return {shape.key: asdict(blocks)}
