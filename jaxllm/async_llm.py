@@ -16,7 +16,7 @@ from jaxllm.engine.client import DEFAULT_FACTORY, ProcessClient, error_from
 from jaxllm.engine.front import Front, load_text_side
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.metrics import LOG_INTERVAL, EngineMetrics
-from jaxllm.engine.output_processor import OpenRequest, PoolingState
+from jaxllm.engine.output_processor import PoolingState, RequestState
 from jaxllm.engine.pooling_processor import Pair, PoolingPrompt
 from jaxllm.errors import EngineDeadError, InvalidRequestError
 from jaxllm.outputs import PoolingRequestOutput, RequestOutput
@@ -95,7 +95,7 @@ class AsyncLLM:
     async def _start(self) -> None:
         info = await self._client.wait_ready()
         metrics = self._new_metrics(info)
-        self._front = Front(self.config, self.tokenizer, self._defaults, info, metrics=metrics)
+        self._front = Front(self.config, self.tokenizer, self._defaults, info, metrics)
         self._tasks = [asyncio.create_task(self._read_outputs(self._front)), asyncio.create_task(self._log_stats(metrics))]
 
     def shutdown(self) -> None:
@@ -172,7 +172,8 @@ class AsyncLLM:
         """
         await self.start()
         request_id = uuid.uuid4().hex if request_id is None else request_id
-        request = await _process(self._started(), request_id, prompt, sampling_params, priority, cache_salt, deadline)
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
+        request = await _checked(self._started().input.process, request_id, prompt, sampling_params, **options)
         with self._streaming(request) as stream:
             while True:
                 output = await stream.next()
@@ -200,10 +201,9 @@ class AsyncLLM:
             QueueFullError, RequestFailedError, DeadlineExceededError, EngineDeadError: as `generate`; there is no output then.
         """
         await self.start()
-        front = self._started()
         request_id = uuid.uuid4().hex if request_id is None else request_id
         options: dict[str, Any] = {"priority": priority, "deadline": deadline, "add_special_tokens": add_special_tokens}
-        request = await _inline_or_in_thread(prompt, front.pooling.process, request_id, prompt, pooling_params, **options)
+        request = await _checked(self._started().pooling.process, request_id, prompt, pooling_params, **options)
         with self._streaming(request) as stream:
             while (output := await stream.next()) is None:
                 pass
@@ -295,7 +295,7 @@ class AsyncLLM:
 class _Stream:
     """The reading end of one request: waits until its state has something to take."""
 
-    def __init__(self, state: OpenRequest):
+    def __init__(self, state: RequestState):
         self.state = state
         self._changed = asyncio.Event()
         self._error: EngineDeadError | None = None
@@ -328,21 +328,10 @@ class _Stream:
         return output
 
 
-async def _process(
-    front: Front, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, deadline: float | None
-) -> ProcessedRequest:
+async def _checked(process: Callable[..., ProcessedRequest], request_id: str, prompt: Any, params: Any, **options: Any) -> ProcessedRequest:
     """Check a request; a long text is tokenised, and a grammar compiled, in a thread."""
-    options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
-    if getattr(params, "structured_outputs", None) is not None:
-        return await asyncio.to_thread(front.input.process, request_id, prompt, params, **options)
-    return await _inline_or_in_thread(prompt, front.input.process, request_id, prompt, params, **options)
-
-
-async def _inline_or_in_thread(
-    prompt: PoolingPrompt, process: Callable[..., ProcessedRequest], *args: Any, **options: Any
-) -> ProcessedRequest:
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     texts = [text] if isinstance(text, str) else text if isinstance(text, Pair) else ()
-    if sum(map(len, texts)) > _INLINE_CHARS:
-        return await asyncio.to_thread(process, *args, **options)
-    return process(*args, **options)
+    if sum(map(len, texts)) > _INLINE_CHARS or getattr(params, "structured_outputs", None) is not None:
+        return await asyncio.to_thread(process, request_id, prompt, params, **options)
+    return process(request_id, prompt, params, **options)

@@ -63,13 +63,14 @@ def start_engine(
         from jaxllm.ops.attention import choose_backend
         from jaxllm.runner.compile import enable_persistent_cache
         from jaxllm.runner.mesh import Placement, make_mesh
+        from jaxllm.weights.sentence_transformers import read_modules
 
         enable_persistent_cache(config.compile)
         placement = Placement(make_mesh(config.parallel.tensor_parallel_size))
         device = placement.mesh.devices.flat[0]
         platform = device.platform
         backend = choose_backend(platform, device.device_kind)
-    modules = _sentence_modules(files)
+    modules = read_modules(files.path) if files.kind == "hf" else None
     if _pools(config, files, modules):
         from jaxllm.launch_pooling import start_pooling
 
@@ -92,7 +93,12 @@ def start_engine(
         params = load(model_def, checkpoint, placement, config.model.seed)
         jax.block_until_ready(params)
     with phases("compile"):
-        runner = _runner(config, model_def, params, plan, limits, placement, backend, tokenizer.vocab_size)
+        from jaxllm.runner.model_runner import ModelRunner
+
+        runner = ModelRunner(model_def, params, plan, limits, placement, backend, config.compile, num_sampled_ids=tokenizer.vocab_size)
+        _compare(plan, runner.warm_up())
+        # The other buckets go on compiling while it serves.
+        runner.compile_in_background()
     grammars = GrammarMasks(grammar_compiler(tokenizer, model_def.vocab_size), model_def.vocab_size)
     about = {"max_model_len": plan.max_model_len, "vocab_size": model_def.vocab_size, "dtype": dtype, "platform": platform}
     return assemble(config, runner, limits, phases, grammars, num_pages=_num_pages(plan), **about)
@@ -123,12 +129,6 @@ def assemble(
     )
     logger.info("engine ready: %s", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in info.startup_seconds.items()))
     return EngineCore(scheduler, runner, async_scheduling=config.scheduler.async_scheduling), info
-
-
-def _sentence_modules(files: ModelFiles) -> SentenceModules | None:
-    from jaxllm.weights.sentence_transformers import read_modules
-
-    return read_modules(files.path) if files.kind == "hf" else None
 
 
 def _pools(config: EngineConfig, files: ModelFiles, modules: SentenceModules | None) -> bool:
@@ -242,21 +242,8 @@ def load(model_def: ModelDef, checkpoint: Checkpoint | None, placement: Placemen
     return load_params(model_def, checkpoint, place)
 
 
-def _runner(
-    config: EngineConfig,
-    model_def: ModelDef,
-    params: list[jax.Array],
-    plan: MemoryPlan,
-    limits: Limits,
-    placement: Placement,
-    backend: Any,
-    num_sampled_ids: int,
-) -> Any:
-    """A runner that can serve; its other buckets go on compiling in the background."""
-    from jaxllm.runner.model_runner import ModelRunner
-
-    runner = ModelRunner(model_def, params, plan, limits, placement, backend, config.compile, num_sampled_ids=num_sampled_ids)
-    temporaries = runner.warm_up()
+def _compare(plan: MemoryPlan, temporaries: int) -> None:
+    """What compiled steps need, with what was planned."""
     needed = plan.weights + plan.sampling_state + temporaries + plan.kv_cache
     logger.debug("compiled steps need %.1f MiB of temporaries, the plan reckoned with %.1f", temporaries / 2**20, plan.temporaries / 2**20)
     if needed > plan.total:
@@ -267,8 +254,6 @@ def _runner(
             needed / 2**30,
             plan.total / 2**30,
         )
-    runner.compile_in_background()
-    return runner
 
 
 def _num_pages(plan: MemoryPlan) -> int:

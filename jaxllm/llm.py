@@ -21,7 +21,7 @@ from jaxllm.engine.front import Front, load_text_side
 from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.interrupts import interrupts_between_steps
 from jaxllm.engine.metrics import EngineMetrics
-from jaxllm.engine.output_processor import OpenRequest, PoolingState
+from jaxllm.engine.output_processor import PoolingState, RequestState
 from jaxllm.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from jaxllm.launch import start_engine
 from jaxllm.llm_pooling import PoolingMethods, Progress, progress_bar, prompt_list, refuse, same_length
@@ -58,7 +58,7 @@ class LLM(PoolingMethods):
         core, info = start_engine(config, files, tokenizer)
         self.info: EngineInfo = info
         self._client = InprocClient(core, info)
-        self._front = Front(config, tokenizer, defaults, info, metrics=EngineMetrics(info, model_name=files.name))
+        self._front = Front(config, tokenizer, defaults, info, EngineMetrics(info, model_name=files.name))
         self._ids = map(str, itertools.count())
         self._lock = threading.RLock()
         atexit.register(_close_if_alive, weakref.ref(self))
@@ -71,10 +71,8 @@ class LLM(PoolingMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: Progress = True,
-        lora_request: Any = None,
         priority: Sequence[int] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        **not_offered: Any,
     ) -> list[RequestOutput]:
         """Complete each prompt. Outputs are in the order of the prompts.
 
@@ -87,7 +85,7 @@ class LLM(PoolingMethods):
         Raises:
             InvalidRequestError: a prompt or parameter that cannot be served; nothing was generated then.
         """
-        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
+        refuse(**not_offered)
         return self._generate(prompt_list(prompts), sampling_params, use_tqdm, priority, add_special_tokens=True)
 
     def chat(
@@ -103,8 +101,7 @@ class LLM(PoolingMethods):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        **not_offered: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template (or `chat_template`). Outputs keep their order.
 
@@ -118,7 +115,7 @@ class LLM(PoolingMethods):
         Raises:
             InvalidRequestError: the template refuses the messages, or a parameter cannot be served.
         """
-        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
+        refuse(lora_request=lora_request, **not_offered)
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
                 "continue_final_message goes on with the last message, so it cannot be set with add_generation_prompt; "
@@ -336,7 +333,7 @@ def _final_only(params: Any) -> Any:
     return params.clone(output_kind=RequestOutputKind.FINAL_ONLY) if isinstance(params, SamplingParams) else params
 
 
-def _final_output(state: OpenRequest) -> RequestOutput | PoolingRequestOutput:
+def _final_output(state: RequestState) -> RequestOutput | PoolingRequestOutput:
     """Raises what a pooling request failed with; of others the output says that they failed."""
     if state.failure is not None:
         logger.error("request %s failed: %s", state.request_id, state.failure.error)

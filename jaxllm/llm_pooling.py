@@ -49,10 +49,9 @@ class PoolingMethods(ABC):
         pooling_params: _Params = None,
         *,
         use_tqdm: Progress = True,
-        lora_request: Any = None,
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **not_offered: Any,
     ) -> list[PoolingRequestOutput]:
         """What the model answers for each prompt, as arrays.
 
@@ -62,7 +61,7 @@ class PoolingMethods(ABC):
             pooling_task: embed, classify, token_embed or token_classify; None is what the model is for.
             truncate_prompt_tokens: for parameters that say nothing of it; see `PoolingParams`.
         """
-        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse(**not_offered)
         return self._encode(prompt_list(prompts), pooling_params, pooling_task, truncate_prompt_tokens, use_tqdm)
 
     def embed(
@@ -95,15 +94,14 @@ class PoolingMethods(ABC):
         *,
         use_tqdm: Progress = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: Any = None,
         truncate_prompt_tokens: int | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **not_offered: Any,
     ) -> list[ScoringRequestOutput]:
         """How well texts belong together: one with one, one with each of several, or each with its counterpart.
 
         A cross-encoder reads each pair together; of an embedding model it is the cosine of the two embeddings.
         """
-        refuse(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse(**not_offered)
         pooling = self._front.pooling.info
         first, second = matched_texts(data_1, data_2, ("data_1", "data_2"))
         if "embed" not in pooling.tasks:

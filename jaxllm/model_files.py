@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from jaxllm.errors import ModelLoadError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +44,25 @@ class ModelFiles:
             value = source.get("eos_token_id")
             ids += [value] if isinstance(value, int) else list(value or ())
         return list(dict.fromkeys(ids))
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object (or what `kind` is) in a JSON file, or None where there is none. Raises ModelLoadError where it holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ModelLoadError(f"{path} must hold a JSON {'object' if kind is dict else kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`overrides` laid over `config`; objects are merged, everything else is replaced."""
+    merged = dict(config)
+    for key, value in (overrides or {}).items():
+        old = merged.get(key)
+        merged[key] = overridden(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

@@ -23,7 +23,7 @@ from jaxllm.ops.attention import AttentionBackend, choose_backend
 from jaxllm.runner.buckets import bucket_ladder
 from jaxllm.runner.memory import Limits, MemoryPlan, plan_memory, weight_bytes
 from jaxllm.runner.mesh import MESH_AXES, Placement
-from jaxllm.runner.roofline import Roofline
+from jaxllm.runner.roofline import Roofline, Work
 from pallas_kernels.aot import serve
 from pallas_kernels.devices import DEVICES, Device, Target, parse_target
 
@@ -65,13 +65,7 @@ def make_plan(request: dict[str, Any]) -> dict[str, Any]:
         "num_chips": target.num_chips,
         "num_devices": target.num_devices,
         "tensor_parallel_size": engine.shards,
-        "device": {
-            "kind": device.kind,
-            "hbm_bytes": device.hbm_bytes,
-            "hbm_bytes_per_s": device.hbm_bytes_per_s,
-            "bf16_flops": device.bf16_flops,
-            "link_bytes_per_s": device.link_bytes_per_s,
-        },
+        "device": {name: getattr(device, name) for name in ("kind", "hbm_bytes", "hbm_bytes_per_s", "bf16_flops", "link_bytes_per_s")},
         "attention": engine.backend.name,
         "memory": {"usable": int(device.hbm_bytes * config.cache.gpu_memory_utilization), "weights": engine.weights},
     }
@@ -137,21 +131,13 @@ def _capacity(engine: _Engine, plan: MemoryPlan, context_len: int | None) -> dic
     roofline = Roofline.of(engine.model_def, engine.backend, engine.placement, limits.page_size)
     context = min(context_len or _DEFAULT_CONTEXT, plan.max_model_len)
     most = max(1, min(limits.max_num_seqs, plan.cache_tokens // context))
-    decode = []
-    for batch in sorted({b for b in _BATCHES if b < most} | {most}):
-        work = roofline.decode(batch, context)
-        decode.append(
-            {"batch": batch, "flops": work.flops, "bytes": work.bytes, "seconds": work.seconds(device), "bound": work.bound(device)}
-        )
-    chunk = roofline.prefill(min(limits.max_num_batched_tokens, plan.max_model_len))
+    chunk = min(limits.max_num_batched_tokens, plan.max_model_len)
+
+    def described(work: Work) -> dict[str, Any]:
+        return {"flops": work.flops, "bytes": work.bytes, "seconds": work.seconds(device), "bound": work.bound(device)}
+
     return {
-        "memory": {
-            "usable": plan.total,
-            "weights": plan.weights,
-            "sampling_state": plan.sampling_state,
-            "temporaries": plan.temporaries,
-            "kv_cache": plan.kv_cache,
-        },
+        "memory": {"usable": plan.total} | {name: getattr(plan, name) for name in ("weights", "sampling_state", "temporaries", "kv_cache")},
         "max_model_len": plan.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
@@ -161,14 +147,10 @@ def _capacity(engine: _Engine, plan: MemoryPlan, context_len: int | None) -> dic
         "kv_tokens": plan.cache_tokens,
         "requests": {str(length): plan.cache_tokens / length for length in sorted({plan.max_model_len, context}, reverse=True)},
         "context_len": context,
-        "decode": decode,
-        "prefill": {
-            "tokens": min(limits.max_num_batched_tokens, plan.max_model_len),
-            "flops": chunk.flops,
-            "bytes": chunk.bytes,
-            "seconds": chunk.seconds(device),
-            "bound": chunk.bound(device),
-        },
+        "decode": [
+            {"batch": batch, **described(roofline.decode(batch, context))} for batch in sorted({b for b in _BATCHES if b < most} | {most})
+        ],
+        "prefill": {"tokens": chunk, **described(roofline.prefill(chunk))},
         "buckets": [[bucket.num_tokens, bucket.num_rows] for bucket in bucket_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)],
         "num_layers": len(engine.model_def.cache_layers),
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from jaxllm.errors import InvalidRequestError
+from jaxllm.sampling_params import TokenId, check_fields
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[str, ...] = get_args(PoolingTask)
@@ -29,11 +31,11 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=Tru
 
     task: str | None = None
     use_activation: bool | None = None
-    dimensions: int | None = None
-    truncate_prompt_tokens: int | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] = "right"
-    returned_token_ids: list[int] | None = None
-    step_tag_id: int | None = None
+    returned_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    step_tag_id: TokenId | None = None
 
     def __post_init__(self) -> None:
         self.verify()
@@ -51,25 +53,6 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=Tru
         if self.task is not None and self.task not in TASKS:
             hint = f"; use {_OLD_TASKS[self.task]}" if self.task in _OLD_TASKS else ""
             raise InvalidRequestError(f"task must be one of {', '.join(TASKS)}; got {self.task!r:.100}{hint}", param="task")
-        if self.use_activation is not None and not isinstance(self.use_activation, bool):
-            raise _wrong("use_activation", self.use_activation, "true or false")
-        if self.dimensions is not None and not _at_least(self.dimensions, 1):
-            raise _wrong("dimensions", self.dimensions, "an integer of at least 1")
-        keep = self.truncate_prompt_tokens
-        if keep is not None and keep != -1 and not _at_least(keep, 1):
-            raise _wrong("truncate_prompt_tokens", keep, "at least 1, or -1 for what the model takes")
-        if self.truncation_side not in ("left", "right"):
-            raise _wrong("truncation_side", self.truncation_side, "left or right")
-        ids = self.returned_token_ids
-        if ids is not None and (not isinstance(ids, list) or not ids or not all(_at_least(item, 0) for item in ids)):
-            raise _wrong("returned_token_ids", ids, "a list of integers of at least 0")
-        if self.step_tag_id is not None and not _at_least(self.step_tag_id, 0):
-            raise _wrong("step_tag_id", self.step_tag_id, "an integer of at least 0")
-
-
-def _at_least(value: Any, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
-
-
-def _wrong(name: str, value: Any, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} must be {wanted}, got {value!r:.100}", param=name)
+        check_fields(self)
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError("truncate_prompt_tokens must be at least 1, or -1, got 0", param="truncate_prompt_tokens")

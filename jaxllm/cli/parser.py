@@ -20,6 +20,7 @@ from jaxllm.cli.config_file import read_config_file
 from jaxllm.cli.options import Option, field_name, flag_name, options_of
 from jaxllm.config import NOT_OFFERED, happens_anyway
 from jaxllm.errors import ConfigError
+from jaxllm.model_files import overridden
 
 
 @dataclass(frozen=True)
@@ -259,15 +260,7 @@ class _MergeJson(argparse.Action):
     """Later JSON flags are laid over earlier ones, so that dotted keys can be combined."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, _merged(getattr(namespace, self.dest, {}), values))
-
-
-def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(low)
-    for key, value in high.items():
-        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if nested else value
-    return merged
+        setattr(namespace, self.dest, overridden(getattr(namespace, self.dest, {}), values))
 
 
 def _dotted(key: str, text: str | None, flag: str) -> str:

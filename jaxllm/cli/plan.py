@@ -16,7 +16,7 @@ from jaxllm import errors
 from jaxllm.cli.parser import CommandParser
 from jaxllm.config import CONFIG_GROUPS, EngineConfig, ModelConfig
 from jaxllm.errors import ConfigError, JaxllmError, ModelLoadError
-from jaxllm.model_files import ModelFiles
+from jaxllm.model_files import ModelFiles, overridden, read_json
 from pallas_kernels.aot import AotError, compile_isolated, run_isolated
 from pallas_kernels.devices import DEVICES, Target, UnknownTargetError, parse_target
 
@@ -102,7 +102,7 @@ def make_report(config: EngineConfig, target: Target, *, context_len: int | None
 
 def _find_files(model: ModelConfig) -> ModelFiles:
     """The model's config; weights are not fetched."""
-    from jaxllm.weights.download import overridden, read_json, resolve_model
+    from jaxllm.weights.download import resolve_model
 
     path = Path(model.model or "").expanduser()
     if path.suffix != ".json" or not path.is_file():

@@ -9,7 +9,7 @@ from jaxllm.core_types import EngineInfo, EngineOutputs, FinishReason
 from jaxllm.engine.generation_config import GenerationDefaults, generation_defaults
 from jaxllm.engine.input_processor import InputProcessor, ProcessedRequest
 from jaxllm.engine.metrics import EngineMetrics
-from jaxllm.engine.output_processor import OpenRequest, OutputProcessor, Progress
+from jaxllm.engine.output_processor import OutputProcessor, Progress, RequestState
 from jaxllm.engine.pooling_processor import PoolingProcessor
 from jaxllm.errors import InvalidRequestError
 
@@ -27,8 +27,7 @@ class Front:
         tokenizer: Tokenizer,
         defaults: GenerationDefaults,
         info: EngineInfo,
-        *,
-        metrics: EngineMetrics | None = None,
+        metrics: EngineMetrics,
     ):
         self.tokenizer = tokenizer
         self.defaults = defaults
@@ -36,7 +35,7 @@ class Front:
         self.input = InputProcessor(info, tokenizer, defaults, max_logprobs=config.model.max_logprobs, priorities=priorities)
         self._pooling = PoolingProcessor(info, info.pooling, tokenizer, priorities=priorities) if info.pooling else None
         self.output = OutputProcessor(tokenizer)
-        self.metrics = EngineMetrics(info, model_name=config.model.model or "") if metrics is None else metrics
+        self.metrics = metrics
 
     @property
     def pooling(self) -> PoolingProcessor:
@@ -47,7 +46,7 @@ class Front:
             )
         return self._pooling
 
-    def open(self, request: ProcessedRequest) -> OpenRequest:
+    def open(self, request: ProcessedRequest) -> RequestState:
         """A request goes to the engine: follow it from here on."""
         for index, child in enumerate(request.children):
             self.metrics.add_request(child, n=len(request.children) if index == 0 else None)

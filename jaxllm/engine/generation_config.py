@@ -9,21 +9,10 @@ from typing import Any
 from jaxllm.errors import ConfigError, InvalidRequestError
 from jaxllm.sampling_params import SamplingParams
 
-# Names in a generation config -> field of SamplingParams. Other names of a model's file concern other engines and are not defaults.
-_SAMPLING_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+# Names in a generation config that are sampling parameters. Other names of a model's file concern other engines and are not defaults.
+_SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 # An override is written for us, so it may also use our own names; anything else in it is a mistake.
-_OVERRIDE_NAMES = _SAMPLING_NAMES | {
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "max_tokens": "max_tokens",
-}
+_OVERRIDE_NAMES = (*_SAMPLING_NAMES, "presence_penalty", "frequency_penalty", "max_tokens")
 _EOS = "eos_token_id"
 
 
@@ -65,8 +54,8 @@ def generation_defaults(
     return GenerationDefaults(sampling, list(dict.fromkeys(token for token in eos_token_ids if token is not None)))
 
 
-def _pick(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {field: config[name] for name, field in names.items() if config.get(name) is not None}
+def _pick(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name.replace("max_new", "max"): config[name] for name in names if config.get(name) is not None}
 
 
 def _ids(value: Any) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jaxllm.core_types import EngineOutput, ErrorKind, FinishReason, TokenLogprobs
+from jaxllm.core_types import EngineOutput, ErrorKind, FinishReason, Pooled, TokenLogprobs
 from jaxllm.engine.detokenizer import IncrementalDetokenizer
 from jaxllm.engine.input_processor import ProcessedRequest
 from jaxllm.outputs import (
@@ -42,7 +42,7 @@ class Progress:
     goes on with them (engine id -> why).
     """
 
-    updated: list[OpenRequest] = field(default_factory=list)
+    updated: list[RequestState] = field(default_factory=list)
     aborts: dict[str, FinishReason] = field(default_factory=dict)
 
 
@@ -182,7 +182,7 @@ class RequestState:
             self.metrics.finished_time = now
         return [sequence.engine_id for sequence in ended]
 
-    def take(self) -> RequestOutput | None:
+    def take(self) -> RequestOutput | PoolingRequestOutput | None:
         """What is new since the last call, as the request's output kind says; None where there is nothing to give yet."""
         delta = self._kind == RequestOutputKind.DELTA
         if self._kind == RequestOutputKind.FINAL_ONLY and not self.finished:
@@ -207,60 +207,29 @@ class RequestState:
         )
 
 
-class PoolingState:
-    """One open pooling request, with the interface of `RequestState`: it has one output, or a `failure`."""
+class PoolingState(RequestState):
+    """One open pooling request: it has one output, or a `failure`."""
 
-    num_generated_tokens = 0
-
-    def __init__(self, request: ProcessedRequest):
-        self.request_id = request.request_id
-        self.prompt = request.prompt
-        self.prompt_token_ids = request.prompt_token_ids
-        self.engine_ids = [request.request_id]
-        self.metrics = RequestMetrics(arrival_time=request.arrival_time)
-        self.failure: EngineOutput | None = None
-        self.finished = False
-        self._answer: EngineOutput | None = None
+    _pooled: Pooled | None = None
 
     def append(self, output: EngineOutput, texts: TextOf, now: float) -> bool:
-        """Take the engine's answer, or what it failed with, at time `now`. False: the engine knows that the request has ended."""
-        self.metrics.first_scheduled_time, self.metrics.finished_time = output.first_scheduled_time, now
-        self.finished = True
-        if output.pooled is not None:
-            self._answer = output
-        elif output.error is not None:
-            self.failure = output
-        else:
-            self._end("the request was aborted", now)
-        return False
+        self._pooled = output.pooled
+        if output.pooled is None and output.error is None:
+            self.abort(now)
+            return False
+        return super().append(output, texts, now)
 
     def abort(self, now: float) -> list[str]:
-        """End the request. Returns its engine id, if it was open."""
-        return self._end("the request was aborted", now)
-
-    def fail(self, error: str, now: float) -> list[str]:
-        return self._end(error, now)
-
-    def _end(self, error: str, now: float) -> list[str]:
-        self.failure = EngineOutput(request_id=self.request_id, finish_reason=FinishReason.ERROR, error=error, error_kind=ErrorKind.FAILED)
-        self.finished, self.metrics.finished_time = True, now
-        return self.engine_ids
+        return self.fail("the request was aborted", now)
 
     def take(self) -> PoolingRequestOutput | None:
         """The answer, once; None where there is none (yet)."""
-        answer, self._answer = self._answer, None
-        if answer is None or answer.pooled is None:
+        pooled, self._pooled = self._pooled, None
+        if pooled is None:
             return None
         return PoolingRequestOutput(
-            request_id=self.request_id,
-            outputs=PoolingOutput(answer.pooled.array),
-            prompt_token_ids=self.prompt_token_ids,
-            prompt=self.prompt,
-            metrics=self.metrics,
+            self.request_id, PoolingOutput(pooled.array), self.prompt_token_ids, prompt=self.prompt, metrics=self.metrics
         )
-
-
-OpenRequest = RequestState | PoolingState
 
 
 class OutputProcessor:
@@ -269,8 +238,8 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._texts = tokenizer.token_text
-        self._requests: dict[str, OpenRequest] = {}
-        self._by_engine_id: dict[str, OpenRequest] = {}
+        self._requests: dict[str, RequestState] = {}
+        self._by_engine_id: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -283,9 +252,9 @@ class OutputProcessor:
         """Whether an open request already bears this one's id, or a sequence of it does."""
         return request.request_id in self._requests or any(child.request_id in self._by_engine_id for child in request.children)
 
-    def add(self, request: ProcessedRequest) -> OpenRequest:
+    def add(self, request: ProcessedRequest) -> RequestState:
         pools = request.pooling_params is not None
-        state: OpenRequest = PoolingState(request) if pools else RequestState(request, self._tokenizer)
+        state = (PoolingState if pools else RequestState)(request, self._tokenizer)
         self._requests[state.request_id] = state
         for engine_id in state.engine_ids:
             self._by_engine_id[engine_id] = state
@@ -294,7 +263,7 @@ class OutputProcessor:
     def process(self, outputs: Iterable[EngineOutput], now: float | None = None) -> Progress:
         """Fold in what the engine sent. Outputs of requests that are no longer open are dropped."""
         now = time.time() if now is None else now
-        updated: dict[str, OpenRequest] = {}
+        updated: dict[str, RequestState] = {}
         progress = Progress()
         for output in outputs:
             state = self._by_engine_id.get(output.request_id)
@@ -324,7 +293,7 @@ class OutputProcessor:
         self._forget(state)
         return engine_ids
 
-    def _forget(self, state: OpenRequest) -> None:
+    def _forget(self, state: RequestState) -> None:
         self._requests.pop(state.request_id, None)
         for engine_id in state.engine_ids:
             self._by_engine_id.pop(engine_id, None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxllm.text.tokenizer import Tokenizer
 
 # To the scheduler a pooling request is one that ends with its first result.
-_ONE_RESULT = SamplingParams(max_tokens=1)
+_ONE_RESULT = SamplingParams(max_tokens=1, detokenize=False)
 
 
 class Pair(NamedTuple):

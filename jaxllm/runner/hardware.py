@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,27 +23,16 @@ REPEATS = 5
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True)
-class HardwareLimits:
-    """Measured limits of one device: memory reads in bytes/s, matrix products in FLOP/s by dtype."""
-
-    platform: str
-    device_kind: str
-    num_devices: int
-    bytes_per_second: float
-    flops_per_second: dict[str, float]
-
-
-def measure(dtypes: Sequence[str] = DTYPES) -> HardwareLimits:
-    """Measure the first device: the best of a few runs each. Memory traffic is measured in float32."""
+def measure() -> dict[str, Any]:
+    """What the first device can do, the best of a few runs each: memory reads (float32) in bytes/s, matrix products in FLOP/s by dtype."""
     device = jax.devices()[0]
-    return HardwareLimits(
-        platform=device.platform,
-        device_kind=device.device_kind,
-        num_devices=len(jax.devices()),
-        bytes_per_second=_bytes_per_second(),
-        flops_per_second={dtype: _flops_per_second(device.platform, dtype) for dtype in dtypes},
-    )
+    return {
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "num_devices": len(jax.devices()),
+        "bytes_per_second": _bytes_per_second(),
+        "flops_per_second": {dtype: _flops_per_second(device.platform, dtype) for dtype in DTYPES},
+    }
 
 
 def _bytes_per_second() -> float:
@@ -74,4 +62,4 @@ def _best_seconds(run: Callable[[], Any]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(measure())))
+    print(json.dumps(measure()))

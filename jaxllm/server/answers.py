@@ -35,7 +35,7 @@ class AnswerPlan:
 
     def __init__(self, state: ServerState, body: ChatCompletionRequest):
         formats = state.serving.formats
-        self._body = body
+        self.body = body
         self._tokenizer = state.serving.engine.tokenizer
         self.choice = tool_choice(body)
         if self.choice.mode == "auto" and (formats.tools is None or not state.config.enable_auto_tool_choice):
@@ -52,9 +52,9 @@ class AnswerPlan:
         self.keeps_special_tokens = (self.tools not in (None, PLAIN_CALLS) and formats.special_tools) or (
             self.reasoning is not None and formats.special_reasoning
         )
-        self._mistral_ids = formats.tools is not None and formats.tools.id_style == "mistral"
+        self.has_mistral_ids = formats.tools is not None and formats.tools.id_style == "mistral"
         self.repeats_reasoning = state.config.enable_reasoning_content
-        self._used_ids = frozenset(_ids_in(body.messages)) if self.tools is not None else frozenset()
+        self.used_ids = frozenset(_ids_in(body.messages)) if self.tools is not None else frozenset()
 
     @property
     def parses(self) -> bool:
@@ -62,7 +62,7 @@ class AnswerPlan:
 
     def reader(self, prompt: Prompt, *, skips_special_tokens: bool) -> AnswerReader:
         """A reader for one choice."""
-        body = self._body
+        body = self.body
         inside = None
         if self.reasoning is not None and prompt.text is not None:
             inside = opens_reasoning(prompt.text, self.reasoning, continues=bool(body.continue_final_message))
@@ -71,35 +71,17 @@ class AnswerPlan:
         if self.reasoning is not None:
             counting = OutputParser(None, self.reasoning, starts_in_reasoning=inside)
             counter = ReasoningCounter(counting, self._tokenizer, prompt.token_ids, skips_special_tokens=skips_special_tokens)
-        return AnswerReader(
-            parser,
-            counter,
-            hides_reasoning=body.include_reasoning is False,
-            only_first_call=body.parallel_tool_calls is False,
-            mistral_ids=self._mistral_ids,
-            used_ids=self._used_ids,
-        )
+        return AnswerReader(self, parser, counter)
 
 
 class AnswerReader:
     """Reads one choice, output by output. Every call that it reports has an id, which no other call of the conversation has."""
 
-    def __init__(
-        self,
-        parser: OutputParser,
-        counter: ReasoningCounter | None,
-        *,
-        hides_reasoning: bool,
-        only_first_call: bool,
-        mistral_ids: bool,
-        used_ids: frozenset[str],
-    ):
+    def __init__(self, plan: AnswerPlan, parser: OutputParser, counter: ReasoningCounter | None):
+        self._plan = plan
         self._parser = parser
         self._counter = counter
-        self._hides_reasoning = hides_reasoning
-        self._only_first_call = only_first_call
-        self._mistral_ids = mistral_ids
-        self._used_ids = set(used_ids)
+        self._used_ids = set(plan.used_ids)
         self._called = False
 
     @property
@@ -121,8 +103,9 @@ class AnswerReader:
 
     def _is_hidden(self, event: Event) -> bool:
         if isinstance(event, ReasoningDelta):
-            return self._hides_reasoning
-        return self._only_first_call and isinstance(event, (ToolCallStart, ArgumentsDelta)) and event.index > 0
+            return self._plan.body.include_reasoning is False
+        only_first = self._plan.body.parallel_tool_calls is False
+        return only_first and isinstance(event, (ToolCallStart, ArgumentsDelta)) and event.index > 0
 
     def _with_id(self, event: Event) -> Event:
         if not isinstance(event, ToolCallStart):
@@ -135,7 +118,7 @@ class AnswerReader:
         return ToolCallStart(event.index, event.name, call_id)
 
     def _new_id(self) -> str:
-        if self._mistral_ids:
+        if self._plan.has_mistral_ids:
             return "".join(random.choices(_MISTRAL_ID_CHARACTERS, k=_MISTRAL_ID_LENGTH))
         return f"call_{uuid.uuid4().hex}"
 

@@ -42,37 +42,23 @@ def bind(config: ServerConfig) -> socket.socket:
     Raises:
         ConfigError: the address is taken, or is none of this machine's.
     """
-    return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host or "0.0.0.0", config.port)
-
-
-def _bind_tcp(host: str, port: int) -> socket.socket:
+    host, port, path = config.host or "0.0.0.0", config.port, config.uds
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise ConfigError(f"host={host!r} is no address of this machine: {error.strerror}") from None
-    listener = socket.socket(family, kind, protocol)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if path else socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        if path:
+            _remove_stale(path)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(path or address)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}; choose another --port (0: any free one) or --host"
-        ) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _bind_unix(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        listener.bind(path)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on uds={path!r}: {(error.strerror or str(error)).lower()}") from None
+        where, advice = (f"uds={path!r}", "") if path else (f"{host}:{port}", "; choose another --port (0: any free one) or --host")
+        raise ConfigError(f"cannot listen on {where}: {(error.strerror or str(error)).lower()}{advice}") from None
     listener.setblocking(False)
     return listener
 

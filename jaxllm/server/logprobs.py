@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxllm.outputs import Logprob
@@ -18,23 +19,22 @@ if TYPE_CHECKING:
 LOWEST_LOGPROB = -9999.0
 
 
-class TokenTexts:
+# The text and the bytes of a token.
+TokenTexts = Callable[[int], tuple[str, bytes]]
+
+
+def token_texts(tokenizer: Tokenizer) -> TokenTexts:
     """Text and bytes of tokens. A token that is only a part of a character is shown as OpenAI shows it: `bytes:\\xe2\\x80`."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._known: dict[int, tuple[str, bytes]] = {}
+    @functools.cache
+    def of(token_id: int) -> tuple[str, bytes]:
+        raw = tokenizer.token_bytes(token_id)
+        try:
+            return raw.decode(), raw
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
-    def of(self, token_id: int) -> tuple[str, bytes]:
-        entry = self._known.get(token_id)
-        if entry is None:
-            raw = self._tokenizer.token_bytes(token_id)
-            try:
-                text = raw.decode()
-            except UnicodeDecodeError:
-                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-            entry = self._known[token_id] = (text, raw)
-        return entry
+    return of
 
 
 class LogprobFormat:
@@ -51,17 +51,17 @@ class LogprobFormat:
         self.as_token_ids = as_token_ids
 
     def name(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self.as_token_ids else self.texts.of(token_id)[0]
+        return f"token_id:{token_id}" if self.as_token_ids else self.texts(token_id)[0]
 
     def chat(self, token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]]) -> ChatLogprobs:
         """Chat's format; the alternatives are exactly the `top` best ones."""
         content = []
         for token_id, position in zip(token_ids, logprobs, strict=True):
             best = [
-                TopLogprob(self.name(token), clamped(entry.logprob), list(self.texts.of(token)[1])) for token, entry in self._best(position)
+                TopLogprob(self.name(token), clamped(entry.logprob), list(self.texts(token)[1])) for token, entry in self._best(position)
             ]
             own = clamped(position[token_id].logprob)
-            content.append(ChatLogprob(self.name(token_id), own, list(self.texts.of(token_id)[1]), best))
+            content.append(ChatLogprob(self.name(token_id), own, list(self.texts(token_id)[1]), best))
         return ChatLogprobs(content)
 
     def _best(self, position: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
@@ -81,18 +81,22 @@ class CompletionLogprobsBuilder:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(
-        self, token_ids: Iterable[int], logprobs: Iterable[dict[int, Logprob] | None], hidden: Container[int] = ()
+        self,
+        token_ids: Iterable[int],
+        logprobs: Iterable[dict[int, Logprob] | None],
+        hidden: Container[int] = (),
+        piece: CompletionLogprobs | None = None,
     ) -> CompletionLogprobs:
-        """The logprobs of the next tokens; the alternatives are the `top` best ones and the token itself.
+        """The logprobs of the next tokens, behind those of `piece`; the alternatives are the `top` best ones and the token itself.
 
         `hidden` tokens are not part of the text that the offsets point into.
         """
-        piece = CompletionLogprobs([], [], [], [])
+        piece = CompletionLogprobs([], [], [], []) if piece is None else piece
         for token_id, position in zip(token_ids, logprobs, strict=True):
             piece.tokens.append(self._form.name(token_id))
             piece.text_offset.append(self._offset)
             if token_id not in hidden:
-                self._offset += len(self._decoder.decode(self._form.texts.of(token_id)[1]))
+                self._offset += len(self._decoder.decode(self._form.texts(token_id)[1]))
             if position is None:
                 piece.token_logprobs.append(None)
                 piece.top_logprobs.append(None)

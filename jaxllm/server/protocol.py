@@ -80,24 +80,20 @@ class ApiRequest(BaseModel):
 
     def check(self) -> None:
         """What concerns several fields at once. Raises InvalidRequestError, which pydantic would wrap if a validator raised it."""
-        for name, value in (self.model_extra or {}).items():
-            if name in REFUSED_FIELDS:
-                neutral, reason = REFUSED_FIELDS[name]
-                if value is not None and value not in neutral:
-                    raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name)
-            else:
-                logger.debug("ignoring the unknown request field %r", name)
+        refuse_fields(self, REFUSED_FIELDS)
+        for name in (self.model_extra or {}).keys() - REFUSED_FIELDS.keys():
+            logger.debug("ignoring the unknown request field %r", name)
 
 
 def refuse_fields(
     body: ApiRequest,
     refused: Mapping[str, tuple[tuple[Any, ...], str]],
-    other_names: Mapping[str, str],
-    foreign: Collection[str],
-    where: str,
+    other_names: Mapping[str, str] | None = None,
+    foreign: Collection[str] = (),
+    where: str = "",
 ) -> None:
-    """Refuse fields of another API's request: those that nothing stands behind (name -> the values that ask for nothing, and why the others
-    are refused), and fields of chat completions that have another name there, or mean nothing.
+    """Refuse fields that nothing stands behind (name -> the values that ask for nothing, and why the others are refused); and of another
+    API's request those fields of chat completions that have another name there, or mean nothing.
 
     Raises:
         InvalidRequestError: one of them is set.
@@ -107,7 +103,7 @@ def refuse_fields(
         if value is not None and value not in neutral:
             raise NotSupportedError(f"{name} {reason}; got {value!r:.200}", param=name)
     for name in body.model_extra or {}:
-        if name in other_names:
+        if other_names and name in other_names:
             raise InvalidRequestError(f"{name} is a field of chat completions; use {other_names[name]} here", param=name)
         if name in foreign:
             raise NotSupportedError(f"{name} is not offered for {where}; use /v1/chat/completions", param=name)
@@ -133,7 +129,7 @@ class GenerationRequest(ApiRequest):
     repetition_penalty: Float | None = None
     seed: Int | None = None
     logit_bias: dict[int, Float] | None = Field(None, description="Token id -> bias, -100 to 100")
-    stop: Strings | None = Field(None, description=f"At most {MAX_STOP_STRINGS} strings that end the output")
+    stop: Strings | None = Field(None, max_length=MAX_STOP_STRINGS, description=f"At most {MAX_STOP_STRINGS} strings that end the output")
     stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -166,8 +162,6 @@ class GenerationRequest(ApiRequest):
             raise InvalidRequestError("stream_options needs stream=true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError("prompt_logprobs cannot be streamed; send stream=false", param="prompt_logprobs")
-        if self.stop is not None and len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", param="stop")
 
     @property
     def include_usage(self) -> bool:
@@ -219,7 +213,8 @@ class ChatCompletionRequest(GenerationRequest, TemplateRequest):
 
     # Checked where they are rendered: templates decide what a message may hold.
     messages: list[dict[str, Any]] = Field(description="The conversation: objects with role and content (text, or a list of text parts)")
-    max_completion_tokens: Int | None = Field(None, description="Most tokens to generate; goes before max_tokens")
+    max_tokens: Int | None = Field(None, ge=1, description="Most tokens to generate. Default: what fits")
+    max_completion_tokens: Int | None = Field(None, ge=1, description="Most tokens to generate; goes before max_tokens")
     logprobs: bool | None = Field(None, description="Return the log-probability of each token")
     top_logprobs: Int | None = Field(None, description="Top log-probabilities per token; needs logprobs")
     tool_choice: Any = Field(None, description="'auto' (the default with tools), 'none', 'required', a function, or allowed_tools")
@@ -233,10 +228,6 @@ class ChatCompletionRequest(GenerationRequest, TemplateRequest):
             raise InvalidRequestError("top_logprobs needs logprobs=true", param="top_logprobs")
         if self.logprob_token_ids is not None and not self.logprobs:
             raise InvalidRequestError("logprob_token_ids needs logprobs=true", param="logprob_token_ids")
-        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        limit = getattr(self, name)
-        if limit is not None and limit < 1:
-            raise InvalidRequestError(f"{name} must be an integer of at least 1, or null; got {limit}", param=name)
         check_tools(self.tools, self.tool_choice)
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from jaxllm import __version__
 from jaxllm.server.config import ServerConfig
 from jaxllm.server.errors import ModelNotFoundError, NotReadyError
-from jaxllm.server.logprobs import TokenTexts
+from jaxllm.server.logprobs import token_texts
 from jaxllm.server.output_formats import OutputFormats, settle_formats
 from jaxllm.server.tokenizing import Tokenizing
 from jaxllm.server.tracing import RequestTracer
@@ -38,7 +38,7 @@ class Serving:
         self.model_names = model_names
         self.model_root = model_root
         self.created = int(time.time())
-        self.token_texts = TokenTexts(engine.tokenizer)
+        self.token_texts = token_texts(engine.tokenizer)
         self.tokenizing = Tokenizing(engine.tokenizer, engine.info.max_model_len)
         digest = hashlib.sha256(engine.config.to_json().encode()).hexdigest()[:8]
         self.fingerprint = f"jaxllm-{__version__}-{digest}"

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxllm.outputs import CompletionOutput
 from jaxllm.server.errors import ClientDisconnected, error_body, error_response
+from jaxllm.server.protocol import GenerationRequest
 from jaxllm.server.responses import Usage
 from jaxllm.server.scope import request_scope
 from jaxllm.server.state import ServerState
@@ -108,12 +109,29 @@ class EventStream(Response):
             self._is_quiet = True
 
 
+class EventWriter:
+    """Collects named events of one answer, where they are wanted; else every frame is b""."""
+
+    def __init__(self, *, events: bool):
+        self._events = events
+        self._frames: list[bytes] = []
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self._events:
+            self._frames.append(b"event: " + kind.encode() + b"\ndata: " + _encode({"type": kind, **fields}) + b"\n\n")
+
+    def _take_frames(self) -> bytes:
+        frames, self._frames = self._frames, []
+        return b"".join(frames)
+
+
 class UsageMode:
     """What the chunks of one stream say about usage: nothing; null until a last chunk has it; or the usage so far in every one."""
 
-    def __init__(self, *, include: bool, continuous: bool):
-        self.include = include
-        self.continuous = continuous
+    def __init__(self, state: ServerState, body: GenerationRequest):
+        force = state.config.enable_force_include_usage
+        self.include = force or body.include_usage
+        self.continuous = force or body.continuous_usage
 
     def tail(self, usage: Usage | None) -> bytes:
         """The end of a chunk after its choices."""

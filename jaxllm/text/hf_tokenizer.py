@@ -7,11 +7,11 @@ count then). transformers is imported only for older layouts without one.
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ModelLoadError
+from jaxllm.model_files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -25,9 +25,11 @@ def parts_from_directory(path: Path) -> TokenizerParts:
     """Read the tokenizer in `path`. Raises ModelLoadError where there is none that can be read."""
     from jaxllm.text.tokenizer import TokenizerParts
 
-    config = _json(path / "tokenizer_config.json")
+    config = read_json(path / "tokenizer_config.json") or {}
     special = {
-        role: text for role in _ROLES if (text := _token_text(config.get(role) or _json(path / "special_tokens_map.json").get(role)))
+        role: text
+        for role in _ROLES
+        if (text := _token_text(config.get(role) or (read_json(path / "special_tokens_map.json") or {}).get(role)))
     }
     if (path / "tokenizer.json").is_file():
         backend = _from_json(path / "tokenizer.json")
@@ -106,7 +108,7 @@ def _chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
         templates["default"] = inline
     elif isinstance(inline, list):
         templates |= {entry["name"]: entry["template"] for entry in inline}
-    legacy = _json(path / "chat_template.json").get("chat_template")
+    legacy = (read_json(path / "chat_template.json") or {}).get("chat_template")
     if isinstance(legacy, str):
         templates["default"] = legacy
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
@@ -125,13 +127,3 @@ def _token_list(value: Any) -> list[str]:
 def _token_text(value: Any) -> str | None:
     """A token is given as its text or as an object with its text."""
     return value.get("content") if isinstance(value, dict) else value
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
-    return value if isinstance(value, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from jaxllm.config import ModelConfig
 from jaxllm.errors import ConfigError, ModelLoadError
-from jaxllm.model_files import ModelFiles
+from jaxllm.model_files import ModelFiles, overridden, read_json
 from jaxllm.weights import default_model
 from jaxllm.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from jaxllm.weights.gguf_file import read_gguf
@@ -27,13 +26,29 @@ def resolve_model(config: ModelConfig) -> ModelFiles:
         ConfigError: an option that does not fit what was found.
     """
     path, name = _locate(config)
+    metadata = None
     if path.suffix == ".gguf":
         if config.load_format == "safetensors":
             raise ConfigError(f"load_format='safetensors' does not fit the GGUF file {path}; leave it at auto")
-        return _gguf_files(config, path, name)
-    if config.load_format == "gguf":
-        raise ConfigError(f"load_format='gguf' needs a .gguf file or a directory that holds exactly one, got {path}")
-    return _hf_files(config, path, name)
+        file = read_gguf(path)
+        metadata, hf_config, defaults = file.metadata, config_from_gguf(file), generation_config_from_gguf(file.metadata)
+    else:
+        if config.load_format == "gguf":
+            raise ConfigError(f"load_format='gguf' needs a .gguf file or a directory that holds exactly one, got {path}")
+        hf_config, defaults = read_json(path / "config.json"), read_json(path / "generation_config.json") or {}
+        if hf_config is None:
+            raise ModelLoadError(f"{path} holds neither config.json nor a .gguf file, so it is no model that can be loaded")
+    tokenizer_path, tokenizer_metadata = _tokenizer(config, path, metadata)
+    return ModelFiles(
+        kind="hf" if metadata is None else "gguf",
+        path=path,
+        config=overridden(hf_config, config.hf_overrides),
+        generation_config=_generation_config(config, defaults),
+        name=name,
+        tokenizer_path=tokenizer_path,
+        gguf_metadata=tokenizer_metadata,
+        chat_template=_chat_template(config.chat_template),
+    )
 
 
 def _locate(config: ModelConfig) -> tuple[Path, str]:
@@ -94,38 +109,6 @@ def _from_hub(model: str, revision: str | None, option: str, with_weights: bool)
         raise ModelLoadError(f"{option}={model!r} is no local directory and cannot be fetched from the hub: {error}") from error
 
 
-def _gguf_files(config: ModelConfig, path: Path, name: str) -> ModelFiles:
-    file = read_gguf(path)
-    tokenizer_path, tokenizer_metadata = _tokenizer(config, path, file.metadata)
-    return ModelFiles(
-        kind="gguf",
-        path=path,
-        config=overridden(config_from_gguf(file), config.hf_overrides),
-        generation_config=_generation_config(config, generation_config_from_gguf(file.metadata)),
-        name=name,
-        tokenizer_path=tokenizer_path,
-        gguf_metadata=tokenizer_metadata,
-        chat_template=_chat_template(config.chat_template),
-    )
-
-
-def _hf_files(config: ModelConfig, path: Path, name: str) -> ModelFiles:
-    hf_config = read_json(path / "config.json")
-    if hf_config is None:
-        raise ModelLoadError(f"{path} holds neither config.json nor a .gguf file, so it is no model that can be loaded")
-    tokenizer_path, tokenizer_metadata = _tokenizer(config, path, None)
-    return ModelFiles(
-        kind="hf",
-        path=path,
-        config=overridden(hf_config, config.hf_overrides),
-        generation_config=_generation_config(config, read_json(path / "generation_config.json") or {}),
-        name=name,
-        tokenizer_path=tokenizer_path,
-        gguf_metadata=tokenizer_metadata,
-        chat_template=_chat_template(config.chat_template),
-    )
-
-
 def _tokenizer(config: ModelConfig, path: Path, metadata: Any) -> tuple[Path, Any]:
     """Path of the tokenizer, and its GGUF metadata where it is a GGUF file."""
     if config.tokenizer is None:
@@ -150,15 +133,6 @@ def _generation_config(config: ModelConfig, own: dict[str, Any]) -> dict[str, An
     return found
 
 
-def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:
-    """`overrides` laid over `config`; objects are merged, everything else is replaced."""
-    merged = dict(config)
-    for key, value in (overrides or {}).items():
-        old = merged.get(key)
-        merged[key] = overridden(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
 def _chat_template(given: str | None) -> str | None:
     """The text of the template that the user gave as a file or as the text itself."""
     if given is None or any(mark in given for mark in ("{{", "{%", "{#", "\n")):
@@ -169,16 +143,3 @@ def _chat_template(given: str | None) -> str | None:
         raise ConfigError(
             f"chat_template={given!r} is neither a template (it holds no {{{{ or {{%) nor a readable file: {error}"
         ) from error
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """The object (or what `kind` is) in a JSON file, or None where there is none. Raises ModelLoadError where it holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, kind):
-        raise ModelLoadError(f"{path} must hold a JSON {'object' if kind is dict else kind.__name__}, got {type(value).__name__}")
-    return value

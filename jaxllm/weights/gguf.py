@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,8 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 @dataclass(frozen=True)
 class _Entry:
     tensor: GGUFTensor
-    # Reorders whole rows, before blocks are expanded; None keeps them.
-    reorder: Callable[[np.ndarray], np.ndarray] | None = None
+    # How many rotary heads' rows are interleaved: they are put in order before blocks are expanded.
+    interleaved_heads: int | None = None
     # Added to every value.
     offset: float = 0.0
 
@@ -82,8 +82,8 @@ class GGUFCheckpoint:
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
         rows = _raw_rows(entry.tensor)
-        if entry.reorder is not None:
-            rows = entry.reorder(rows)
+        if entry.interleaved_heads:
+            rows = _deinterleaved(rows, entry.interleaved_heads)
         if entry.tensor.type_id not in _PLAIN:
             rows = _expand(rows, _QUANTIZED[entry.tensor.type_id], entry.tensor.shape[-1])
         array = rows.reshape(entry.tensor.shape)
@@ -122,20 +122,16 @@ def _entries(file: GGUFFile) -> dict[str, _Entry]:
         count = interleaved.get(part)
         entries[full] = _Entry(
             tensor,
-            reorder=_deinterleave(count[int(block[1])] if isinstance(count, list) and block else count) if count else None,
+            interleaved_heads=count[int(block[1])] if isinstance(count, list) and block else count,
             offset=norm_offset if part.endswith("_norm") else 0.0,
         )
     return entries
 
 
-def _deinterleave(heads: int) -> Callable[[np.ndarray], np.ndarray]:
+def _deinterleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows [heads, D/2, 2] of each head back to [heads, 2, D/2]: first halves, then second ones."""
-
-    def reorder(rows: np.ndarray) -> np.ndarray:
-        split = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-        return split.swapaxes(1, 2).reshape(rows.shape)
-
-    return reorder
+    split = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _check(file: GGUFFile, name: str, tensor: GGUFTensor) -> None:

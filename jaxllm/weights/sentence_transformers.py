@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,27 +11,19 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import ModelLoadError
+from jaxllm.model_files import read_json
 from jaxllm.specs import DenseSpec, PoolingKind
 from jaxllm.weights.checkpoint import Checkpoint
-from jaxllm.weights.download import read_json
 from jaxllm.weights.hf import open_checkpoint
 
-# In the order in which several are concatenated.
+# By their names without "_token" or "_tokens", in the order in which several are concatenated.
 _MODES: dict[str, PoolingKind] = {
-    "cls_token": "cls",
-    "max_tokens": "max",
-    "mean_tokens": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
-    "weightedmean_tokens": "weighted_mean",
-    "lasttoken": "last",
-}
-_SHORT_MODES: dict[str, PoolingKind] = {
     "cls": "cls",
     "max": "max",
     "mean": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "mean_sqrt_len": "mean_sqrt_len",
     "weightedmean": "weighted_mean",
-    "lasttoken": "last",
+    "last": "last",
 }
 _ACTIVATIONS: dict[str, Any] = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid"}
 
@@ -80,15 +73,14 @@ def _pooling_kinds(settings: Mapping[str, Any], listing: Path) -> tuple[PoolingK
     if settings.get("include_prompt") is False:
         raise ModelLoadError(f"{listing}: a pooling that leaves out the prompt (include_prompt=false) is not supported")
     named = settings.get("pooling_mode")
+    on = [key.removeprefix("pooling_mode_") for key, value in settings.items() if key.startswith("pooling_mode_") and value]
+    given = [named] if isinstance(named, str) else named or on
+    names = [re.sub("_?tokens?$", "", name) for name in given]
+    if not set(names) <= set(_MODES):
+        raise ModelLoadError(f"{listing}: pooling modes {', '.join(given)} are not all supported; supported: {', '.join(_MODES)}")
     if named is not None:
-        names = [named] if isinstance(named, str) else named
-        if not set(names) <= set(_SHORT_MODES):
-            raise ModelLoadError(f"{listing}: pooling_mode {named!r} is not supported; supported: {', '.join(_SHORT_MODES)}")
-        return tuple(_SHORT_MODES[name] for name in names)
-    on = {key.removeprefix("pooling_mode_") for key, value in settings.items() if key.startswith("pooling_mode_") and value}
-    if not on <= set(_MODES):
-        raise ModelLoadError(f"{listing}: pooling modes {', '.join(sorted(on - set(_MODES)))} are not supported")
-    return tuple(kind for name, kind in _MODES.items() if name in on) or ("mean",)
+        return tuple(_MODES[name] for name in names)
+    return tuple(kind for name, kind in _MODES.items() if name in names) or ("mean",)
 
 
 def _dense(settings: Mapping[str, Any], listing: Path) -> DenseSpec:

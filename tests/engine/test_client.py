@@ -145,7 +145,7 @@ def test_a_request_that_cannot_be_decoded_gets_its_error() -> None:
         frame["sampling_params"]["top_p"] = 7
         client._process.send([wire.ToEngine.ADD, wire.encode(frame), wire.encode(make_request("good", [2]))])
         collected = _collect(client, 2)
-        assert "top_p must be a number above 0 and at most 1, got 7" in str(error_from(collected.last["bad"]))
+        assert "Expected `float` <= 1.0 - at `$.sampling_params.top_p`" in str(error_from(collected.last["bad"]))
         assert collected.tokens["good"] == alone([2], 8)
     finally:
         client.shutdown()

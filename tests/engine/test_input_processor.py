@@ -171,7 +171,7 @@ def test_bad_words_are_tokenised_with_and_without_a_leading_space(processor):
     ],
 )
 def test_what_would_take_long_to_read_is_refused_by_its_size(field, value):
-    with pytest.raises(InvalidRequestError, match=f"{field} may hold"):
+    with pytest.raises(InvalidRequestError, match=rf"{field}(\[0\])? must be (array|str|object) of length <="):
         SamplingParams(**{field: value})
 
 
@@ -228,7 +228,7 @@ def test_memory_of_one_request_is_bounded():
     processor = make(max_model_len=100_000)
     with pytest.raises(InvalidRequestError, match="n=16384 sequences"):
         processor.process("r", "hi", SamplingParams(n=16384, max_tokens=None))
-    with pytest.raises(InvalidRequestError, match="n must be an integer from 1 to 16384"):
+    with pytest.raises(InvalidRequestError, match="n must be int <= 16384, got 5000000"):
         SamplingParams(n=5_000_000)
 
 

@@ -13,6 +13,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.core_types import EngineInfo, EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from jaxllm.engine.front import Front
 from jaxllm.engine.generation_config import GenerationDefaults
+from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.errors import EngineDeadError, QueueFullError
 from jaxllm.model_files import ModelFiles
 from jaxllm.outputs import RequestOutput
@@ -68,7 +69,9 @@ class FakeEngine:
         self.is_shut_down = False
         self.resets = 0
         self.profile: str | None = None
-        self._front = Front(self.config, tokenizer, GenerationDefaults(defaults, [EOS]), self.info)
+        self._front = Front(
+            self.config, tokenizer, GenerationDefaults(defaults, [EOS]), self.info, EngineMetrics(self.info, model_name="m")
+        )
 
     async def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any) -> AsyncIterator[RequestOutput]:
         request = self._front.input.process(request_id, prompt, sampling_params, **more)

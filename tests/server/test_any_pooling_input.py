@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from jaxllm.core_types import EngineOutput, FinishReason, Pooled, PoolingInfo
 from jaxllm.engine.front import Front
 from jaxllm.engine.generation_config import GenerationDefaults
+from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.app import create_app
@@ -44,7 +45,7 @@ class FakePooler(FakeEngine):
     def __init__(self, tokenizer: Tokenizer, pooling: PoolingInfo):
         super().__init__(tokenizer)
         self.info = msgspec.structs.replace(self.info, pooling=pooling)
-        self._front = Front(self.config, tokenizer, GenerationDefaults({}, [0]), self.info)
+        self._front = Front(self.config, tokenizer, GenerationDefaults({}, [0]), self.info, EngineMetrics(self.info, model_name="m"))
 
     async def encode(self, prompt: Any, params: PoolingParams, request_id: str, **more: Any) -> AsyncGenerator[PoolingRequestOutput, None]:
         request = self._front.pooling.process(request_id, prompt, params, **more)

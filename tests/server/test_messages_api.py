@@ -183,7 +183,7 @@ def test_sampling_fields_of_chat_pass_through(client: TestClient, engine: FakeEn
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"messages": []}, "messages must not be empty"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),

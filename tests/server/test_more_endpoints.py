@@ -129,7 +129,7 @@ def test_what_is_not_said_comes_from_the_server(client: TestClient, engine: Fake
         ({"token_ids": [5], "sampling_params": {"temprature": 1}}, "sampling_params"),
         ({"token_ids": [5], "sampling_params": {"output_kind": 0}}, "sampling_params"),
         ({"token_ids": [5], "sampling_params": {"temperature": 9}}, "temperature"),
-        ({"token_ids": [5], "sampling_params": {"temperature": "hot"}}, "sampling_params"),
+        ({"token_ids": [5], "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"token_ids": [5], "features": "x"}, "features"),
         ({"token_ids": [5], "kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"token_ids": [5], "stream_options": {}}, "stream_options"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,75 +64,56 @@ async def answer_lines(state: ServerState, files: BatchFiles, *, max_inflight: i
     headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     app: ASGIApp = create_app(state)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    with tqdm(total=files.num_lines, initial=files.num_done, unit="request", desc="Answered", disable=not progress) as bar:
-        async with httpx.AsyncClient(transport=transport, base_url="http://batch", headers=headers, timeout=None) as client:
-            worker = _Worker(state, client, files, lines, counts, bar)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(max_inflight, files.num_lines - files.num_done)):
-                        group.create_task(worker.run())
-            except ExceptionGroup as failures:
-                raise failures.exceptions[0] from None
-    return counts
+    bar = tqdm(total=files.num_lines, initial=files.num_done, unit="request", desc="Answered", disable=not progress)
+    client = httpx.AsyncClient(transport=transport, base_url="http://batch", headers=headers, timeout=None)
 
-
-class _Worker:
-    """Takes one line after the other. Any number of tasks may run one worker."""
-
-    def __init__(
-        self,
-        state: ServerState,
-        client: httpx.AsyncClient,
-        files: BatchFiles,
-        lines: Iterator[tuple[int, bytes]],
-        counts: Counts,
-        bar: tqdm,
-    ):
-        self._state = state
-        self._client = client
-        self._files = files
-        self._lines = lines
-        self._counts = counts
-        self._bar = bar
-
-    async def run(self) -> None:
-        for number, line in self._lines:
-            custom_id, status, body = await self._answer(line)
-            error = None
-            if status == 200:
-                self._counts.succeeded += 1
-            else:
-                self._counts.failed += 1
-                error = _error_of(body)
+    async def work() -> None:
+        """Take one line after the other."""
+        for number, line in lines:
+            custom_id, status, body = await _answer(state, client, line)
+            succeeded = status == 200
+            counts.succeeded += succeeded
+            counts.failed += not succeeded
             name = answer_id(number, line)
             answer = {
                 "id": name,
                 "custom_id": custom_id,
                 "response": {"status_code": status, "request_id": name, "body": msgspec.Raw(body)},
-                "error": error,
+                "error": None if succeeded else _error_of(body),
             }
-            self._files.write(msgspec.json.encode(answer))
-            self._bar.update()
+            files.write(msgspec.json.encode(answer))
+            bar.update()
 
-    async def _answer(self, line: bytes) -> tuple[Any, int, bytes]:
-        """The request's name, and the status and JSON of its answer. Raises EngineDeadError."""
-        custom_id = None
-        try:
-            item = decode_json(line)
-            custom_id = item.get("custom_id") if isinstance(item, dict) else None
-            url, body = _checked(item)
-        except InvalidRequestError as error:
-            return custom_id, 400, msgspec.json.encode(error_body(error))
-        while True:
-            response = await self._client.post(url, content=msgspec.json.encode(body), headers={"Content-Type": "application/json"})
-            if response.status_code < 500:
-                break
-            # Where the engine is gone, no line fails by its own fault: they are left to the next run.
-            await self._state.serving.engine.check_health()
-            if response.status_code != _QUEUE_FULL:
-                break
-            await asyncio.sleep(_RETRY_S)
-        return custom_id, response.status_code, response.content
+    with bar:
+        async with client:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(max_inflight, files.num_lines - files.num_done)):
+                        group.create_task(work())
+            except ExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+    return counts
+
+
+async def _answer(state: ServerState, client: httpx.AsyncClient, line: bytes) -> tuple[Any, int, bytes]:
+    """The request's name, and the status and JSON of its answer. Raises EngineDeadError."""
+    custom_id = None
+    try:
+        item = decode_json(line)
+        custom_id = item.get("custom_id") if isinstance(item, dict) else None
+        url, body = _checked(item)
+    except InvalidRequestError as error:
+        return custom_id, 400, msgspec.json.encode(error_body(error))
+    while True:
+        response = await client.post(url, content=msgspec.json.encode(body), headers={"Content-Type": "application/json"})
+        if response.status_code < 500:
+            break
+        # Where the engine is gone, no line fails by its own fault: they are left to the next run.
+        await state.serving.engine.check_health()
+        if response.status_code != _QUEUE_FULL:
+            break
+        await asyncio.sleep(_RETRY_S)
+    return custom_id, response.status_code, response.content
 
 
 def _checked(item: Any) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.server.protocol import ApiRequest, Float, Int, refuse_fields
@@ -41,14 +41,21 @@ _FOREIGN = (
 _TEXT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 
 
+class Thinking(BaseModel):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Int | None = Field(None, ge=MIN_THINKING_BUDGET)
+
+
 class CountTokensRequest(ApiRequest):
     """Body of POST /v1/messages/count_tokens."""
 
-    messages: list[dict[str, Any]] = Field(description="The conversation: objects with role and content (text, or a list of blocks)")
+    messages: list[dict[str, Any]] = Field(
+        min_length=1, description="The conversation: objects with role and content (text, or a list of blocks)"
+    )
     system: Annotated[Any, WithJsonSchema(_TEXT_SCHEMA)] = Field(None, description="System prompt: text, or a list of text blocks")
     tools: list[dict[str, Any]] | None = Field(None, description="Tools that the model may call")
     tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = Field(None, description="enabled (with budget_tokens), adaptive or disabled")
+    thinking: Thinking | None = Field(None, description="enabled (with budget_tokens), adaptive or disabled")
     output_config: dict[str, Any] | None = Field(None, description="effort: a variable for the chat template; format: json_schema")
     output_format: dict[str, Any] | None = Field(None, description="Older name of output_config.format")
     cache_control: dict[str, Any] | None = Field(None, description="Taken and not needed: every prefix is cached")
@@ -66,27 +73,13 @@ class CountTokensRequest(ApiRequest):
         refuse_fields(self, _REFUSED, _OTHER_NAMES, _FOREIGN, "messages")
         if not _asks_for_nothing(self.context_management):
             raise NotSupportedError(f"context_management is not offered; got {self.context_management!r:.200}", param="context_management")
-        if not self.messages:
-            raise InvalidRequestError("messages must not be empty", param="messages")
-        if self.thinking is not None:
-            self._check_thinking(self.thinking)
-
-    def _check_thinking(self, thinking: dict[str, Any]) -> None:
-        kind = thinking.get("type")
-        if kind not in ("enabled", "disabled", "adaptive"):
-            raise InvalidRequestError(f"thinking.type must be enabled, adaptive or disabled; got {kind!r:.200}", param="thinking.type")
-        budget = thinking.get("budget_tokens")
-        if kind != "enabled":
-            return
-        if not isinstance(budget, int) or isinstance(budget, bool) or budget < MIN_THINKING_BUDGET:
-            raise InvalidRequestError(
-                f"thinking.budget_tokens must be an integer of at least {MIN_THINKING_BUDGET}, got {budget!r:.200}",
-                param="thinking.budget_tokens",
-            )
-        if self.token_limit is not None and budget >= self.token_limit:
-            raise InvalidRequestError(
-                f"thinking.budget_tokens={budget} must be less than max_tokens={self.token_limit}", param="thinking.budget_tokens"
-            )
+        if self.thinking is not None and self.thinking.type == "enabled":
+            budget, limit = self.thinking.budget_tokens, self.token_limit
+            if budget is None or (limit is not None and budget >= limit):
+                raise InvalidRequestError(
+                    f"thinking.budget_tokens must be at least {MIN_THINKING_BUDGET} and less than max_tokens={limit}, got {budget}",
+                    param="thinking.budget_tokens",
+                )
 
 
 def _asks_for_nothing(management: Any) -> bool:

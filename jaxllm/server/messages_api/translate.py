@@ -192,10 +192,10 @@ def _thinking(body: CountTokensRequest, template_kwargs: Any) -> dict[str, Any]:
     """Whether the template lets the model think, and for how long. Unasked, it does what it does."""
     if body.thinking is None:
         return {}
-    thinks = body.thinking["type"] != "disabled"
+    thinks = body.thinking.type != "disabled"
     given = template_kwargs if isinstance(template_kwargs, dict) else {}
     # Templates of different families read different names.
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}
-    if body.thinking["type"] == "enabled" and isinstance(body, MessagesRequest):
-        fields["thinking_token_budget"] = body.thinking["budget_tokens"]
+    if body.thinking.type == "enabled" and isinstance(body, MessagesRequest):
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
     return fields

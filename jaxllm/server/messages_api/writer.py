@@ -12,12 +12,12 @@ from jaxllm.server.answering import Answering
 from jaxllm.server.errors import anthropic_error_body
 from jaxllm.server.messages_api.objects import Block, MessageObject, MessageUsage, StopReason, TextBlock, ThinkingBlock, ToolUseBlock
 from jaxllm.server.parsers import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
+from jaxllm.server.streaming import EventWriter
 
 _encode = msgspec.json.Encoder().encode
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-class MessageWriter:
+class MessageWriter(EventWriter):
     """Fills a message with what the engine brings, and collects the events of it where they are wanted.
 
     Blocks follow one another: one is closed before the next begins.
@@ -27,11 +27,10 @@ class MessageWriter:
     """
 
     def __init__(self, answering: Answering, *, events: bool):
+        super().__init__(events=events)
         job = answering.job
         self.message = MessageObject(id=job.response_id, model=job.model, usage=MessageUsage(input_tokens=0, output_tokens=0))
         self._answering = answering
-        self._events = events
-        self._frames: list[bytes] = []
         self._opened = False
         self._block: Block | None = None
         self._text: list[str] = []
@@ -46,8 +45,7 @@ class MessageWriter:
                 self._part(event)
             if choice.finish_reason is not None:
                 self._end(choice)
-        frames, self._frames = self._frames, []
-        return b"".join(frames)
+        return self._take_frames()
 
     @staticmethod
     def fail(error: BaseException) -> bytes:
@@ -59,8 +57,7 @@ class MessageWriter:
         usage = self._usage()
         usage.output_tokens = 0
         self._tell("message_start", message=msgspec.structs.replace(self.message, content=[], usage=usage))
-        if self._events:
-            self._frames.append(_PING)
+        self._tell("ping")
 
     def _part(self, event: Event) -> None:
         match event:
@@ -127,10 +124,6 @@ class MessageWriter:
     @property
     def _index(self) -> int:
         return len(self.message.content) - 1
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        if self._events:
-            self._frames.append(b"event: " + kind.encode() + b"\ndata: " + _encode({"type": kind, **fields}) + b"\n\n")
 
 
 def _stop_reason(choice: CompletionOutput, finish_reason: str | None) -> StopReason:

@@ -7,16 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.errors import InvalidRequestError
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.protocol import PROMPT_SCHEMA, ApiRequest, Int, TemplateRequest
+from jaxllm.server.protocol import PROMPT_SCHEMA, ApiRequest, Int, TemplateRequest, refuse_fields
 
 # Fields of other servers that would change the answer.
-_REFUSED = {
-    "instruction": "is not offered: put it into the query",
-    "max_tokens_per_query": "is not offered; use truncate_prompt_tokens",
-    "max_tokens_per_doc": "is not offered; use truncate_prompt_tokens",
-    "late_chunking": "is not offered",
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "instruction": ((), "is not offered: put it into the query"),
+    "max_tokens_per_query": ((), "is not offered; use truncate_prompt_tokens"),
+    "max_tokens_per_doc": ((), "is not offered; use truncate_prompt_tokens"),
+    "late_chunking": ((), "is not offered"),
 }
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 
@@ -34,9 +34,7 @@ class PoolingRequest(ApiRequest):
 
     def check(self) -> None:
         super().check()
-        for name, reason in _REFUSED.items():
-            if (self.model_extra or {}).get(name) is not None:
-                raise NotSupportedError(f"{name} {reason}", param=name)
+        refuse_fields(self, _REFUSED)
 
     def params(self, task: str | None, **more: Any) -> PoolingParams:
         """Raises InvalidRequestError where a field is out of its range."""
@@ -124,13 +122,8 @@ class RerankRequest(PoolingRequest):
 
     query: str
     documents: list[Any] = Field(description="Texts, or objects with a text")
-    top_n: Int | None = Field(None, description="Most results. Default: all")
+    top_n: Int | None = Field(None, ge=0, description="Most results; 0: all. Default: all")
     return_documents: bool | None = Field(None, description="Repeat the documents in the results. Default: true")
-
-    def check(self) -> None:
-        super().check()
-        if self.top_n is not None and self.top_n < 0:
-            raise InvalidRequestError(f"top_n must be at least 1, or 0 for all; got {self.top_n}", param="top_n")
 
     def texts(self) -> Sequence[str]:
         texts = [document.get("text") if isinstance(document, dict) else document for document in self.documents]

@@ -9,7 +9,6 @@ from pydantic import Field, WithJsonSchema
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.server.protocol import ApiRequest, Float, Int, refuse_fields
 
-MAX_METADATA_PAIRS = 16
 LOGPROBS = "message.output_text.logprobs"
 # Reasoning items come with their full text, so that there is nothing to encrypt for clients that keep them.
 _INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
@@ -44,10 +43,10 @@ class ResponsesRequest(ApiRequest):
     )
     instructions: str | None = Field(None, description="System message of this response; not carried over to the next one")
     previous_response_id: str | None = Field(None, description="A stored response whose conversation goes on")
-    max_output_tokens: Int | None = Field(None, description="Most tokens to generate, reasoning included. Default: what fits")
+    max_output_tokens: Int | None = Field(None, ge=1, description="Most tokens to generate, reasoning included. Default: what fits")
     temperature: Float | None = None
     top_p: Float | None = None
-    metadata: dict[str, str] | None = Field(None, description=f"At most {MAX_METADATA_PAIRS} pairs, given back with the response")
+    metadata: dict[str, str] | None = Field(None, max_length=16, description="At most 16 pairs, given back with the response")
     store: bool | None = Field(None, description="Keep the response for retrieval and continuation. Default: true")
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -74,8 +73,6 @@ class ResponsesRequest(ApiRequest):
     def check(self) -> None:
         super().check()
         refuse_fields(self, _REFUSED, _OTHER_NAMES, _FOREIGN, "responses")
-        if self.metadata is not None and len(self.metadata) > MAX_METADATA_PAIRS:
-            raise InvalidRequestError(f"metadata may hold at most {MAX_METADATA_PAIRS} pairs, got {len(self.metadata)}", param="metadata")
         if self.background and self.stream:
             raise NotSupportedError("stream=true is not offered with background=true; poll the response instead", param="stream")
         if self.background and self.store is False:

@@ -6,8 +6,6 @@ import time
 import uuid
 from typing import Any
 
-import msgspec
-
 from jaxllm.errors import InvalidRequestError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.server.answering import Answering
@@ -30,11 +28,10 @@ from jaxllm.server.responses_api.objects import (
     ResponseObject,
     ResponseUsage,
 )
+from jaxllm.server.streaming import EventWriter
 
-_encode = msgspec.json.Encoder().encode
 
-
-class ResponseWriter:
+class ResponseWriter(EventWriter):
     """Fills a response with what the engine brings, and collects the events of it where they are wanted.
 
     Items follow one another: one is closed before the next begins.
@@ -45,10 +42,9 @@ class ResponseWriter:
     """
 
     def __init__(self, answering: Answering, response: ResponseObject, *, events: bool):
+        super().__init__(events=events)
         self.response = response
         self._answering = answering
-        self._events = events
-        self._frames: list[bytes] = []
         self._sequence = 0
         self._item: Item | None = None
         self._text: list[str] = []
@@ -98,11 +94,11 @@ class ResponseWriter:
     def _part(self, event: Event, logprobs: list[ChatLogprob]) -> None:
         match event:
             case ContentDelta():
-                item: Item = self._item if isinstance(self._item, OutputMessage) else self._begin_message()
+                item = self._item if isinstance(self._item, OutputMessage) else self._message()
                 self._logprobs += logprobs
                 self._delta("response.output_text.delta", item, event.text, content_index=0, logprobs=logprobs)
             case ReasoningDelta():
-                item = self._item if isinstance(self._item, ReasoningItem) else self._begin_reasoning()
+                item = self._item if isinstance(self._item, ReasoningItem) else self._begin(ReasoningItem(id=_id("rs")), ReasoningText())
                 self._delta("response.reasoning_text.delta", item, event.text, content_index=0)
             case ToolCallStart():
                 self._begin(FunctionCallItem(id=_id("fc"), call_id=event.id or _id("call"), name=event.name))
@@ -110,23 +106,17 @@ class ResponseWriter:
                 assert isinstance(self._item, FunctionCallItem), "arguments follow the start of their call"
                 self._delta("response.function_call_arguments.delta", self._item, event.text)
 
-    def _begin_message(self) -> OutputMessage:
-        item = OutputMessage(id=_id("msg"))
-        self._begin(item)
-        self._tell("response.content_part.added", item_id=item.id, output_index=self._index, content_index=0, part=OutputText())
-        return item
-
-    def _begin_reasoning(self) -> ReasoningItem:
-        item = ReasoningItem(id=_id("rs"))
-        self._begin(item)
-        self._tell("response.content_part.added", item_id=item.id, output_index=self._index, content_index=0, part=ReasoningText())
-        return item
-
-    def _begin(self, item: Item) -> None:
+    def _begin(self, item: Item, part: OutputText | ReasoningText | None = None) -> Item:
         self._close("completed")
         self._item = item
         self.response.output.append(item)
         self._tell("response.output_item.added", output_index=self._index, item=item)
+        if part is not None:
+            self._tell("response.content_part.added", item_id=item.id, output_index=self._index, content_index=0, part=part)
+        return item
+
+    def _message(self) -> Item:
+        return self._begin(OutputMessage(id=_id("msg")), OutputText())
 
     def _delta(self, kind: str, item: Item, text: str, **more: Any) -> None:
         self._text.append(text)
@@ -164,7 +154,7 @@ class ResponseWriter:
         cut = self._answering.finish_reason(choice) not in ("stop", "tool_calls")
         if not self.response.output:
             # Clients read the text of an answer, even where it is empty.
-            self._begin_message()
+            self._message()
         self._close("incomplete" if cut else "completed")
         response = self.response
         response.usage = _usage(self._answering.usage())
@@ -186,15 +176,8 @@ class ResponseWriter:
         self._tell(kind, response=self.response)
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        if not self._events:
-            return
-        data = _encode({"type": kind, "sequence_number": self._sequence, **fields})
+        super()._tell(kind, sequence_number=self._sequence, **fields)
         self._sequence += 1
-        self._frames.append(b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n")
-
-    def _take_frames(self) -> bytes:
-        frames, self._frames = self._frames, []
-        return b"".join(frames)
 
 
 def _id(prefix: str) -> str:

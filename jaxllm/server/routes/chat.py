@@ -34,9 +34,7 @@ async def chat_completions(request: Request, state: State) -> Response:
     answering = await open_answering(state, request, body, prefix="chatcmpl")
     writer = ChatWriter(answering)
     if body.stream:
-        force = state.config.enable_force_include_usage
-        usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
-        return EventStream(state, writer.stream(usage))
+        return EventStream(state, writer.stream(UsageMode(state, body)))
     async with request_scope(state, request.receive):
         (output,) = await final_outputs(answering.job.start())
     return json_response(writer.whole(output))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.server.answering import open_answering
 from jaxllm.server.body import read_body
 from jaxllm.server.generating import final_outputs
@@ -27,18 +26,11 @@ router = APIRouter(tags=["generation"])
 class ChatBatchRequest(ApiRequest):
     """Body of POST /v1/chat/completions/batch. The other fields are those of chat completions, the same for every conversation."""
 
-    messages: list[list[dict[str, Any]]] = Field(description=f"At most {MAX_PROMPTS} conversations; choice i answers conversation i")
-    n: int | None = Field(None, description="Only 1")
-    stream: bool | None = Field(None, description="Only false")
-
-    def check(self) -> None:
-        super().check()
-        if not 1 <= len(self.messages) <= MAX_PROMPTS:
-            raise InvalidRequestError(f"messages must hold 1 to {MAX_PROMPTS} conversations, got {len(self.messages)}", param="messages")
-        if self.n not in (None, 1):
-            raise NotSupportedError(f"n must be 1 in a batch, got {self.n}; repeat the conversation instead", param="n")
-        if self.stream:
-            raise NotSupportedError("a batch is not streamed; send stream=false, or use /v1/chat/completions", param="stream")
+    messages: list[list[dict[str, Any]]] = Field(
+        min_length=1, max_length=MAX_PROMPTS, description=f"At most {MAX_PROMPTS} conversations; choice i answers conversation i"
+    )
+    n: Literal[1] | None = Field(None, description="Repeat a conversation for more")
+    stream: Literal[False] | None = Field(None, description="Stream from /v1/chat/completions")
 
     def conversations(self) -> list[ChatCompletionRequest]:
         """Raises InvalidRequestError, pydantic.ValidationError where a field is at fault."""

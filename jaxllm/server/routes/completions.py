@@ -37,9 +37,7 @@ async def completions(request: Request, state: State) -> Response:
     job = new_job(state, request, body, prefix="cmpl", prompts=prompts, params=params, field_names=names)
     writer = _Writer(job, body)
     if body.stream:
-        force = state.config.enable_force_include_usage
-        usage = UsageMode(include=force or body.include_usage, continuous=force or body.continuous_usage)
-        return EventStream(state, writer.stream(usage))
+        return EventStream(state, writer.stream(UsageMode(state, body)))
     async with request_scope(state, request.receive):
         outputs = await final_outputs(job.start())
     return json_response(writer.whole(outputs))
@@ -94,18 +92,10 @@ class _Writer:
 
     def _logprobs(self, prompt: Prompt, output: RequestOutput, choice: CompletionOutput) -> CompletionLogprobs:
         builder = CompletionLogprobsBuilder(self._form)
-        parts = []
+        found = CompletionLogprobs([], [], [], [])
         if self._body.echo and output.prompt_logprobs is not None:
-            parts.append(builder.add(prompt.token_ids, output.prompt_logprobs, self._hidden_in(prompt)))
-        if not self._job.scoring:
-            parts.append(builder.add(choice.token_ids, choice.logprobs or [], self._hidden))
-        joined = CompletionLogprobs([], [], [], [])
-        for part in parts:
-            joined.text_offset += part.text_offset
-            joined.token_logprobs += part.token_logprobs
-            joined.tokens += part.tokens
-            joined.top_logprobs += part.top_logprobs
-        return joined
+            builder.add(prompt.token_ids, output.prompt_logprobs, self._hidden_in(prompt), found)
+        return found if self._job.scoring else builder.add(choice.token_ids, choice.logprobs or [], self._hidden, found)
 
     def _hidden_in(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens of a prompt that its echo does not show: a beginning of sequence that the tokenizer added to the text."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.outputs import CompletionOutput, RequestOutput
-from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams, refused
 from jaxllm.server.body import read_body
 from jaxllm.server.generating import Job, Prompt, UsageCounter, final_outputs, merged, new_job
 from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
@@ -35,7 +35,7 @@ _FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams) i
 class GenerateRequest(ApiRequest):
     """Body of POST /inference/v1/generate."""
 
-    token_ids: list[Int] = Field(description="The prompt")
+    token_ids: list[Int] = Field(min_length=1, description="The prompt")
     sampling_params: dict[str, Any] = Field({}, description="Fields of SamplingParams. max_tokens defaults to what the context leaves")
     output_mode: Literal["tokens", "text"] = Field("tokens", description="text: choices have their text as well")
     stream: bool | None = None
@@ -51,8 +51,6 @@ class GenerateRequest(ApiRequest):
 
     def check(self) -> None:
         super().check()
-        if not self.token_ids:
-            raise InvalidRequestError("token_ids must not be empty", param="token_ids")
         if self.features is not None:
             raise NotSupportedError("features need a multimodal model, which is not supported yet", param="features")
         if self.stream_options is not None and not self.stream:
@@ -73,7 +71,7 @@ class GenerateRequest(ApiRequest):
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, InvalidRequestError):
                 raise error.__cause__ from None
-            raise InvalidRequestError(f"sampling_params: {error}", param="sampling_params") from None
+            raise refused(error, fields) from None
 
 
 class GeneratedChoice(msgspec.Struct, kw_only=True):
