@@ -69,10 +69,11 @@ class Shape:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    latent: int | None = None
 
     @property
     def spec(self) -> AttendSpec:
-        return AttendSpec(self.head_dim**-0.5, self.window, self.softcap)
+        return AttendSpec(self.head_dim**-0.5, self.window, self.softcap, latent=self.latent)
 
 
 SHAPES = (
@@ -80,8 +81,9 @@ SHAPES = (
     Shape("Gemma-3-4B, window", 8, 4, 256, window=1024),
     Shape("gpt-oss-20b, window", 64, 8, 64, window=128, sinks=True),
     Shape("Gemma-2-9B, capped", 16, 8, 256, softcap=50.0),
+    Shape("DeepSeek-V3, an eighth", 16, 1, 576, latent=512),
 )
-TINY_SHAPES = (Shape("tiny", 4, 2, 64, window=20, softcap=5.0, sinks=True),)
+TINY_SHAPES = (Shape("tiny", 4, 2, 64, window=20, softcap=5.0, sinks=True), Shape("tiny latent", 4, 1, 80, latent=64))
 
 
 # ------------------------------------------------------------------------------------------------------------------- attention
@@ -128,7 +130,7 @@ def error_of(backend: AttentionBackend, shape: Shape, page_size: int, dtype: Any
             at += new
         q = jnp.asarray(rng.normal(size=(num_tokens, shape.heads, shape.head_dim)), dtype)
         k, v = (jnp.asarray(keys_values[:, part], dtype) for part in range(2))
-        out, pages = attend(q, k, v, pages, metadata_of(rows, num_tokens, 4))
+        out, pages = attend(q, k, v if shape.latent is None else None, pages, metadata_of(rows, num_tokens, 4))
         at = 0
         for i, (new, cached) in enumerate(rows):
             if new:
@@ -141,6 +143,8 @@ def error_of(backend: AttentionBackend, shape: Shape, page_size: int, dtype: Any
 def plain(q: jax.Array, keys_values: jax.Array, first: int, shape: Shape, sinks: jax.Array | None) -> jax.Array:
     """Attention of one row without pages: q [T, H, D] from position `first` on, keys and values [P, 2, K, D]."""
     keys, values = (keys_values[:, part].astype(jnp.float32) for part in range(2))
+    if shape.latent is not None:
+        values = keys[..., : shape.latent]
     grouped = q.astype(jnp.float32).reshape(q.shape[0], shape.kv_heads, -1, shape.head_dim)
     scores = jnp.einsum("tkgd,pkd->tkgp", grouped, keys, precision="highest") * shape.spec.scale
     if shape.softcap is not None:
@@ -152,7 +156,7 @@ def plain(q: jax.Array, keys_values: jax.Array, first: int, shape: Shape, sinks:
         extra = jnp.broadcast_to(sinks.reshape(shape.kv_heads, -1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate((scores, extra), axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[0]]
-    return jnp.einsum("tkgp,pkd->tkgd", weights, values, precision="highest").reshape(q.shape)
+    return jnp.einsum("tkgp,pkd->tkgd", weights, values, precision="highest").reshape(*q.shape[:2], -1)
 
 
 def attention_seconds(backend: AttentionBackend, shape: Shape, rows: list[tuple[int, int]], page_size: int, dtype: Any) -> float:
@@ -163,9 +167,10 @@ def attention_seconds(backend: AttentionBackend, shape: Shape, rows: list[tuple[
     k = jnp.ones((num_tokens, shape.kv_heads, shape.head_dim), dtype)
     metadata = metadata_of(rows, num_tokens, pages_per_row)
     sinks = jnp.zeros(shape.heads) if shape.sinks else None
-    attend = jax.jit(lambda q, k, pages, metadata: backend.attend_shard(q, k, k, pages, metadata, shape.spec, sinks), donate_argnums=2)
-    _, pages = attend(q, k, pages, metadata)
-    return _seconds_each(lambda pages: attend(q, k, pages, metadata)[1], pages)
+    v = k if shape.latent is None else None
+    attend = jax.jit(lambda q, k, v, pages, metadata: backend.attend_shard(q, k, v, pages, metadata, shape.spec, sinks), donate_argnums=3)
+    _, pages = attend(q, k, v, pages, metadata)
+    return _seconds_each(lambda pages: attend(q, k, v, pages, metadata)[1], pages)
 
 
 def _seconds_each(run: Callable[[Any], Any], state: Any) -> float:
@@ -181,12 +186,13 @@ def _seconds_each(run: Callable[[Any], Any], state: Any) -> float:
 def attention_work(shape: Shape, rows: list[tuple[int, int]], itemsize: int) -> Work:
     """FLOPs and bytes of one layer."""
     flops = size = 0.0
-    position = 2 * shape.kv_heads * shape.head_dim * itemsize
+    values = shape.latent or shape.head_dim
+    position = shape.kv_heads * (shape.head_dim if shape.latent else 2 * shape.head_dim) * itemsize
     for new, cached in rows:
         window = shape.window or new + cached
         seen = sum(min(cached + i + 1, window) for i in range(new))
-        flops += 4 * shape.heads * shape.head_dim * seen
-        size += (min(new + cached, window + new - 1) + new) * position + 2 * new * shape.heads * shape.head_dim * itemsize
+        flops += 2 * shape.heads * (shape.head_dim + values) * seen
+        size += (min(new + cached, window + new - 1) + new) * position + new * shape.heads * (shape.head_dim + values) * itemsize
     return Work(flops, size)
 
 

@@ -25,6 +25,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": {"heads": 16, "kv_heads": 8, "head_dim": 128},
     "Gemma-3-4B, window layers": {"heads": 8, "kv_heads": 4, "head_dim": 256, "window": 1024},
     "gpt-oss-20b, window layers": {"heads": 64, "kv_heads": 8, "head_dim": 64, "window": 128, "sinks": True},
+    "DeepSeek-V3, an eighth (TP 8)": {"heads": 16, "kv_heads": 1, "head_dim": 576, "latent": 512},
+    "DeepSeek-V3, all heads": {"heads": 128, "kv_heads": 1, "head_dim": 576, "latent": 512},
 }
 STEPS = {"64 decodes": {"tokens": 64, "rows": 64}, "512 tokens, mixed": {"tokens": 512, "rows": 64}}
 LLAMA_8B = {
@@ -54,7 +56,8 @@ updated without a copy. Compile seconds depend on the machine and its load.
 TPU_HEAD = """
 ## Ragged paged attention (TPU)
 
-Pages of 128 positions. *Vector memory* is what the kernel plans with (`tuning.py`); the compiler may use half as much again.
+Pages of 128 positions. *Vector memory* is what the kernel plans with (`tuning.py`); the compiler may use half as much again. DeepSeek's are
+pages of latents: 512 dims that are key and value, and 64 of a rotated key.
 
 | model | step | target | compiled in s | vector memory MiB | temporaries MiB | in place |
 |---|---|---|---|---|---|---|
@@ -64,7 +67,7 @@ GPU_HEAD = """
 
 Mosaic GPU: wgmma, and a warpgroup that fetches pages by the tensor memory accelerator ahead of those that compute. Pages of 64
 positions, in the layout of XLA's attention, which takes over for what the kernel does not do (float32, head dims that are no multiple of
-16, latents, chunks, linear biases). *Registers* and *spilled* are what the assembler says. The temporaries are queries and outputs in
+16, chunks, linear biases). *Registers* and *spilled* are what the assembler says. The temporaries are queries and outputs in
 tiles, for the most tiles that a step can have. GPUs before Hopper, and Blackwell, which has no wgmma, run on XLA's attention; the log
 says so once.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import pytest
 
 from jaxllm.config import EngineConfig
@@ -91,6 +92,15 @@ def test_deepseek_v3_does_not_fit_eight_h100(conformance_data):
     # An eighth of 671 billion two-byte weights; latents are on all.
     assert found["memory"]["weights"] == pytest.approx(671e9 * 2 / 8, rel=2e-2)
     assert "b200:8" in found["would_fit"]
+
+
+@pytest.mark.parametrize(("target", "attention", "lanes"), [("v6e:2x4", "tpu", 640), ("h200:8", "gpu", 576)])
+def test_kimi_k2_in_part_keeps_one_latent_a_position(conformance_data, target, attention, lanes):
+    """Its first layers; on TPUs a latent of 512 and a rotated key of 64 fill whole lanes."""
+    config = real(conformance_data, "moonshotai--Kimi-K2-Instruct") | {"num_hidden_layers": 3}
+    found = plan(config, target, shards=8, max_model_len=8192, max_num_seqs=64)
+    assert found["attention"] == (attention if attention == "tpu" or jax.__version_info__ >= (0, 11) else "xla")
+    assert found["kv_bytes_per_token"] == 3 * lanes * 2
 
 
 def test_prefill_is_bound_by_compute(conformance_data):

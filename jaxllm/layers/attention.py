@@ -35,7 +35,7 @@ class Where(NamedTuple):
 
 class Attention(nnx.Module):
     """Fused projections, stored by KV head so that every shard holds whole groups: `qkv` [K, G + 2, D, M] (a group's query heads, then
-    its key, then its value), `out` [M, K, G, D]. Where values are keys, it is `qk` [K, G + 1, D, M]; where both are another layer's,
+    its key, then its value), `out` [M, H D]. Where values are keys, it is `qk` [K, G + 1, D, M]; where both are another layer's,
     `q` [K, G, D, M]. `gate` [K, G, D, M], where there is one, is of the output.
     """
 
@@ -47,7 +47,7 @@ class Attention(nnx.Module):
         heads = (kv_heads, group + len(self.parts) - 1, dim)
         setattr(self, self.parts, param((*heads, width), ("kv_heads", None, None, "embed"), dtype))
         setattr(self, f"{self.parts}_bias", param(heads, ("kv_heads", None, None), dtype) if spec.qkv_bias else None)
-        self.out = param((width, kv_heads, group, dim), ("embed", "kv_heads", None, None), dtype)
+        self.out = param((width, spec.num_heads * dim), ("embed", "kv_heads"), dtype)
         self.out_bias = param((width,), ("embed",), dtype) if spec.out_bias else None
         self.gate = param((kv_heads, group, dim, width), ("kv_heads", None, None, "embed"), dtype) if spec.gated else None
         self.sinks = param((kv_heads, group), ("kv_heads", None), dtype) if spec.sinks else None
@@ -80,9 +80,9 @@ class Attention(nnx.Module):
             v = v if self.v_norm is None else self.v_norm(v)
         sinks = None if self.sinks is None else self.sinks[...].reshape(-1)
         out, cache = attend(q.reshape(-1, spec.num_heads, spec.head_dim), k, v, cache, spec.attend, sinks)
-        out = out.reshape(-1, spec.num_kv_heads, group, spec.head_dim)
+        out = out.reshape(-1, spec.num_heads * spec.head_dim)
         if self.gate is not None:
-            out = out * jax.nn.sigmoid(linear(x, self.gate[...]))
+            out = out * jax.nn.sigmoid(linear(x, self.gate[...])).reshape(out.shape)
         out = linear(out, self.out[...], None if self.out_bias is None else self.out_bias[...])
         return out if spec.out_scale == 1.0 else out * jnp.asarray(spec.out_scale, out.dtype), cache
 

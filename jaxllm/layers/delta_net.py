@@ -22,7 +22,7 @@ class DeltaNet(nnx.Module):
     """Stored by group of one query and key head and its H value heads, for G groups, key dim D and value dim E.
 
     `projection` [G, 2 D + 2 H E, M]: query, key and values, which pass the convolution `conv` [G, 2 D + H E, W]; gate. `rates`
-    [G, 2, H, M]: how much is learned, and how fast is forgotten. `out` [M, G, H E].
+    [G, 2, H, M]: how much is learned, and how fast is forgotten. `out` [M, G H E].
     """
 
     def __init__(self, spec: DeltaNetSpec, width: int, dtype: DTypeLike):
@@ -34,7 +34,7 @@ class DeltaNet(nnx.Module):
         self.conv = param((groups, conv, spec.conv_width), ("kv_heads", None, None), dtype)
         self.a_log, self.dt_bias = (param((groups, heads), ("kv_heads", None), jnp.float32) for _ in range(2))
         self.norm = Norm(spec.norm, spec.value_dim, dtype)
-        self.out = param((width, groups, dim), ("embed", "kv_heads", None), dtype)
+        self.out = param((width, groups * dim), ("embed", "kv_heads"), dtype)
 
     def __call__(self, x: jax.Array, cache: Any, rows: StateRows) -> tuple[jax.Array, Any]:
         """x [T, M] and the layer's cache to ([T, M], cache)."""
@@ -48,4 +48,4 @@ class DeltaNet(nnx.Module):
         decay = -jnp.exp(self.a_log[...]) * jax.nn.softplus(rates[:, :, 1] + self.dt_bias[...])
         y, states = gated_delta_rule(q * spec.key_dim**-0.5, k, v, decay, jax.nn.sigmoid(rates[:, :, 0]), cache[1], rows)
         y = self.norm(y) * jax.nn.silu(gate.astype(jnp.float32).reshape(y.shape))
-        return linear(y.astype(x.dtype).reshape(gate.shape), self.out[...]), (conv, states)
+        return linear(y.astype(x.dtype).reshape(len(x), -1), self.out[...]), (conv, states)

@@ -77,7 +77,7 @@ def project(
     scale: float = 1.0,
 ) -> jax.Array:
     """hidden [N, M] times weight [V', M] plus bias [V'] to float32 logits [N, V], without the padded rows, scaled, bounded by `softcap`."""
-    logits = contract(hidden, weight, 1, preferred_element_type=jnp.float32)
+    logits = contract(hidden, weight, preferred_element_type=jnp.float32)
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
     if logits.shape[-1] != vocab_size:

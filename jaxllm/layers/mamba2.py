@@ -21,7 +21,7 @@ class Mamba2(nnx.Module):
     """Everything is stored by group, so that every shard holds whole ones, for G groups of H heads of P dims with states of S.
 
     `projection` [G, H P + (H P + 2 S) + H, M]: gate; values, inputs and outputs of the state, which pass the convolution `conv`
-    [G, H P + 2 S, W]; step sizes. `out` [M, G, H P].
+    [G, H P + 2 S, W]; step sizes. `out` [M, G H P].
     """
 
     def __init__(self, spec: Mamba2Spec, width: int, dtype: DTypeLike):
@@ -35,7 +35,7 @@ class Mamba2(nnx.Module):
         self.conv_bias = param((groups, conv), by_group, dtype) if spec.conv_bias else None
         self.a_log, self.d, self.dt_bias = (param((groups, heads), by_group, jnp.float32) for _ in range(3))
         self.norm = Norm(spec.norm, (groups, dim), dtype, "kv_heads", over=1 if spec.norm_each else 2) if spec.norm else None
-        self.out = param((width, groups, dim), ("embed", "kv_heads", None), dtype)
+        self.out = param((width, groups * dim), ("embed", "kv_heads"), dtype)
         self.out_bias = param((width,), ("embed",), dtype) if spec.bias else None
 
     def __call__(self, x: jax.Array, cache: Any, rows: StateRows) -> tuple[jax.Array, Any]:
@@ -58,5 +58,5 @@ class Mamba2(nnx.Module):
             y = self.norm(y) * gate if spec.norm_first else self.norm(y * gate)
         else:
             y = y * gate
-        y = linear(y.astype(x.dtype), self.out[...], None if self.out_bias is None else self.out_bias[...])
+        y = linear(y.astype(x.dtype).reshape(len(x), -1), self.out[...], None if self.out_bias is None else self.out_bias[...])
         return y if spec.out_scale == 1.0 else y * jnp.asarray(spec.out_scale, y.dtype), (conv, states)

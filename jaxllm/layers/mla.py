@@ -23,7 +23,7 @@ from jaxllm.specs import MLASpec
 
 class MLA(nnx.Module):
     """For L latent, N unrotated and D' rotated dims: `q` [H, N + D', M] (or `q_down` [Q, M] and `q` [H, N + D', Q]), `kv_down`
-    [L + D', M], `key_up` [H, N, L], `value_up` [H, V, L], `out` [M, H, V].
+    [L + D', M], `key_up` [H, N, L], `value_up` [H, V, L], `out` [M, H V].
     """
 
     def __init__(self, spec: MLASpec, width: int, dtype: DTypeLike):
@@ -36,7 +36,7 @@ class MLA(nnx.Module):
         self.kv_norm = Norm(spec.norm, latent, dtype)
         self.key_up = param((heads, spec.nope_dim, latent), ("heads", None, None), dtype)
         self.value_up = param((heads, spec.value_dim, latent), ("heads", None, None), dtype)
-        self.out = param((width, heads, spec.value_dim), ("embed", "heads", None), dtype)
+        self.out = param((width, heads * spec.value_dim), ("embed", "heads"), dtype)
 
     def __call__(self, x: jax.Array, where: Where, cache: Any, attend: Attend) -> tuple[jax.Array, Any]:
         """x [T, M] and the layer's cache to ([T, M], cache)."""
@@ -55,4 +55,4 @@ class MLA(nnx.Module):
         keys = jnp.concatenate([latent, rotated_k], axis=-1)[:, None]
         out, cache = attend(queries, keys, None, cache, spec.attend)
         values = jnp.einsum("thl,hvl->thv", out, self.value_up[...])
-        return linear(values, self.out[...]), cache
+        return linear(values.reshape(len(values), -1), self.out[...]), cache

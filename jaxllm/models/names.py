@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxllm.weights.rules import Rule, Source, rule
-from jaxllm.weights.transforms import COPY, FUSE_QKV, INTERLEAVE, SPLIT_INPUTS, TOKEN_ROWS, FuseHeads, Transform
+from jaxllm.weights.transforms import COPY, FUSE_QKV, INTERLEAVE, TOKEN_ROWS, FuseHeads, Transform
 
 
 def decoder_rules(
@@ -68,7 +68,7 @@ def decoder_rules(
         *linear("attention.qkv", *qkv, weight=fuse, bias=fuse),
         *layer_norm("attention.q_norm", q_norm, head_norms),
         *layer_norm("attention.k_norm", k_norm, head_norms),
-        *linear("attention.out", out, weight=SPLIT_INPUTS),
+        *linear("attention.out", out),
         *layer_norm("attention_post_norm", attention_post_norm),
         *layer_norm("mlp_norm", mlp_norm),
         *linear("mlp.gate_up", *gates, weight=INTERLEAVE, bias=INTERLEAVE),

@@ -12,7 +12,7 @@ from jaxllm.models.mamba import HARMLESS, dt_limits
 from jaxllm.models.state_names import mamba2_rules
 from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, Mamba2Spec, MLPSpec, MoESpec, NormSpec, RouterSpec
 from jaxllm.weights.rules import rule
-from jaxllm.weights.transforms import FUSE_QKV, SPLIT_INPUTS, TOKEN_ROWS
+from jaxllm.weights.transforms import FUSE_QKV, TOKEN_ROWS
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _TYPES = {"linear_attention": "mamba", "full_attention": "attention", **{kind: kind for kind in _LETTERS.values()}}
@@ -101,7 +101,7 @@ _RULES = (
     *(rule(f"{_PARAM}.{norm}.weight", f"{_LAYER}.norm.weight") for norm in ("attention_norm", "mlp_norm")),
     *mamba2_rules(f"{_LAYER}.mixer"),
     rule(f"{_PARAM}.attention.qkv", *(f"{_LAYER}.mixer.{x}_proj.weight" for x in "qkv"), transform=FUSE_QKV),
-    rule(f"{_PARAM}.attention.out", f"{_LAYER}.mixer.o_proj.weight", transform=SPLIT_INPUTS),
+    rule(f"{_PARAM}.attention.out", f"{_LAYER}.mixer.o_proj.weight"),
     *(rule(f"{_PARAM}.mlp.{x}", f"{_LAYER}.mixer.{x}_proj.weight") for x in ("up", "down")),
     *(rule(f"{_PARAM}.mlp.{x}_bias", f"{_LAYER}.mixer.{x}_proj.bias") for x in ("up", "down")),
     *expert_rules(

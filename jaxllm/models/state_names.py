@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxllm.weights.rules import Rule, rule
-from jaxllm.weights.transforms import COPY, FLAT, INTERLEAVE, SPLIT_INPUTS, SPLIT_OUTPUTS, TAPS, GroupRows, Transform
+from jaxllm.weights.transforms import COPY, FLAT, INTERLEAVE, SPLIT_OUTPUTS, TAPS, GroupRows, Transform
 
 
 def _rules(at: str, names: dict[str, tuple[str, Transform]]) -> tuple[Rule, ...]:
@@ -44,7 +44,7 @@ def mamba2_rules(at: str) -> tuple[Rule, ...]:
             "d": ("D", FLAT),
             "dt_bias": ("dt_bias", FLAT),
             "norm.weight": ("norm.weight", FLAT),
-            "out": ("out_proj.weight", SPLIT_INPUTS),
+            "out": ("out_proj.weight", COPY),
             "out_bias": ("out_proj.bias", COPY),
         },
     )
@@ -66,7 +66,7 @@ def delta_net_rules(at: str, projection: tuple[str, ...], rates: tuple[str, ...]
                 "a_log": ("A_log", FLAT),
                 "dt_bias": ("dt_bias", FLAT),
                 "norm.weight": ("norm.weight", COPY),
-                "out": ("out_proj.weight", SPLIT_INPUTS),
+                "out": ("out_proj.weight", COPY),
             },
         ),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import jax
@@ -15,48 +14,34 @@ _LEFT_OPERAND_MAX_ROWS = 64
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x [T, *in] times weight [*out, *in], plus bias [*out]: returns [T, *out] in x's dtype (accumulated in float32)."""
-    num_in = x.ndim - 1
-    y = contract(x, weight, num_in, preferred_element_type=x.dtype)
+    """x [T, in] times weight [*out, in], plus bias [*out]: returns [T, *out] in x's dtype (accumulated in float32)."""
+    y = contract(x, weight, preferred_element_type=x.dtype)
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-def contract(x: jax.Array, weight: jax.Array, num_in: int, preferred_element_type: DTypeLike) -> jax.Array:
-    """The product of `linear` with an explicit result dtype; `num_in` trailing axes are summed over."""
-    on_cpu = partial(_contract_on_cpu, num_in=num_in, out_dtype=preferred_element_type)
-    elsewhere = partial(_contract, num_in=num_in, out_dtype=preferred_element_type)
+def contract(x: jax.Array, weight: jax.Array, preferred_element_type: DTypeLike) -> jax.Array:
+    """The product of `linear` with an explicit result dtype."""
+    on_cpu = partial(_contract_on_cpu, out_dtype=preferred_element_type)
+    elsewhere = partial(_contract, out_dtype=preferred_element_type)
     # Chosen when a program is lowered, not by where this process runs: programs are also compiled for devices that are not here.
     return lax.platform_dependent(x, weight, cpu=on_cpu, default=elsewhere)
 
 
-def _contract(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
-    x_axes, w_axes = _summed_axes(x, weight, num_in)
-    return lax.dot_general(x, weight, ((x_axes, w_axes), ((), ())), preferred_element_type=out_dtype)
+def _contract(x: jax.Array, weight: jax.Array, out_dtype: DTypeLike) -> jax.Array:
+    return lax.dot_general(x, weight, (((1,), (weight.ndim - 1,)), ((), ())), preferred_element_type=out_dtype)
 
 
-def _contract_on_cpu(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
+def _contract_on_cpu(x: jax.Array, weight: jax.Array, out_dtype: DTypeLike) -> jax.Array:
     if x.dtype != jnp.float32 and x.shape[0] == 1:
         # XLA on CPU turns a one-row bfloat16 product into a full float32 copy of the weight (30 times slower): give it two rows.
-        return _contract_on_cpu(jnp.concatenate([x, x]), weight, num_in, out_dtype)[:1]
+        return _contract_on_cpu(jnp.concatenate([x, x]), weight, out_dtype)[:1]
     if x.shape[0] <= _LEFT_OPERAND_MAX_ROWS:
-        return _weight_on_the_left(x, weight, num_in, out_dtype)
-    return _flattened(x, weight, num_in, out_dtype)
+        return _weight_on_the_left(x, weight, out_dtype)
+    # As matrices: with more axes XLA on CPU transposes a copy of the weight in every call.
+    return _contract(x, weight.reshape(-1, weight.shape[-1]), out_dtype).reshape(x.shape[0], *weight.shape[:-1])
 
 
-def _weight_on_the_left(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
-    x_axes, w_axes = _summed_axes(x, weight, num_in)
-    y = lax.dot_general(weight, x, ((w_axes, x_axes), ((), ())), preferred_element_type=out_dtype)
+def _weight_on_the_left(x: jax.Array, weight: jax.Array, out_dtype: DTypeLike) -> jax.Array:
+    y = lax.dot_general(weight, x, (((weight.ndim - 1,), (1,)), ((), ())), preferred_element_type=out_dtype)
     # Without the barrier XLA folds the transpose back into the product, in the slow order.
     return jnp.moveaxis(lax.optimization_barrier(y), -1, 0)
-
-
-def _flattened(x: jax.Array, weight: jax.Array, num_in: int, out_dtype: DTypeLike) -> jax.Array:
-    """As matrices: with more axes XLA on CPU transposes a copy of the weight in every call."""
-    out_shape = weight.shape[: weight.ndim - num_in]
-    matrix = weight.reshape(math.prod(out_shape), -1)
-    y = lax.dot_general(x.reshape(x.shape[0], -1), matrix, (((1,), (1,)), ((), ())), preferred_element_type=out_dtype)
-    return y.reshape(x.shape[0], *out_shape)
-
-
-def _summed_axes(x: jax.Array, weight: jax.Array, num_in: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(range(1, 1 + num_in)), tuple(range(weight.ndim - num_in, weight.ndim))

@@ -44,19 +44,18 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Reshape:
-    """The tensor itself, which the checkpoint keeps with fewer axes: with its `inputs` or its `outputs` as one, as the weights
-    [out, 1, W] of a convolution (`taps`), as one vector (`flat`), or as a matrix of one row (`row`).
+    """The tensor itself, which the checkpoint keeps with fewer axes: with its `outputs` as one, as the weights [out, 1, W] of a
+    convolution (`taps`), as one vector (`flat`), or as a matrix of one row (`row`).
     """
 
-    stored: Literal["same", "inputs", "outputs", "taps", "flat", "row"] = "same"
+    stored: Literal["same", "outputs", "taps", "flat", "row"] = "same"
 
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        first, last, size = shape[:1], shape[-1:], math.prod(shape)
+        last, size = shape[-1:], math.prod(shape)
         outputs = (math.prod(shape[:-1]),)
         return (
             {
                 "same": shape,
-                "inputs": (*first, math.prod(shape[1:])),
                 "outputs": outputs + last,
                 "taps": (*outputs, 1, *last),
                 "flat": (size,),
@@ -268,7 +267,6 @@ TRANSPOSE = Transpose()
 FUSE_QKV = FuseHeads()
 JOINED_QKV = FuseHeads(stored="joined")
 GROUPED_QKV = FuseHeads(stored="grouped")
-SPLIT_INPUTS = Reshape("inputs")
 FLAT = Reshape("flat")
 GATED_QKV = FuseHeads(gated=True)
 HEAD_GATES = HeadGates()

@@ -1,7 +1,7 @@
 """Compile the attention kernels for a target ahead of time (see `pallas_kernels/aot.py`).
 
 The request: target, kv_heads, heads, head_dim, dtype, tokens, rows, page_size, pages_per_row, num_pages, and optionally
-window, softcap, sinks.
+window, softcap, sinks, latent.
 The answer: seconds, temp_bytes, alias_bytes, argument_bytes, cache_bytes; for TPUs vmem_bytes (planned) and blocks; for GPUs smem_bytes.
 """
 
@@ -34,17 +34,20 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(one, PartitionSpec()))
 
     cache = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), _cache_shapes(request, device, dtype))
+    latent, new = request.get("latent"), array((tokens, request["kv_heads"], head_dim), dtype)
     arguments = (
         array((tokens, heads, head_dim), dtype),
-        *[array((tokens, request["kv_heads"], head_dim), dtype)] * 2,
+        new,
+        new if latent is None else None,
         cache,
         array((rows, request["pages_per_row"]), jnp.int32),
         array((rows + 1,), jnp.int32),
         array((rows,), jnp.int32),
         array((), jnp.int32),
     )
-    attend, planned = _kernel(device, arguments)
-    call = functools.partial(attend, scale=head_dim**-0.5, window=request.get("window"), softcap=request.get("softcap"))
+    attend, planned = _kernel(device, arguments, latent)
+    options = {name: request.get(name) for name in ("window", "softcap", "latent")}
+    call = functools.partial(attend, scale=head_dim**-0.5, **options)
     sinks = array((heads,), jnp.float32) if request.get("sinks") else None
     step = jax.jit(lambda *arrays, sinks: call(*arrays, sinks=sinks), donate_argnums=3)
     started = time.perf_counter()
@@ -61,20 +64,22 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
 
 def _cache_shapes(request: dict[str, Any], device: Device, dtype: jnp.dtype) -> Any:
     pages, size, heads, dim = (request[name] for name in ("num_pages", "page_size", "kv_heads", "head_dim"))
+    latent = request.get("latent") is not None
     if device.platform == "tpu":
-        return layout.cache_shape(pages, size, heads, dim, dtype)
-    return jax.ShapeDtypeStruct((pages, heads, dim, size), dtype), jax.ShapeDtypeStruct((pages, heads, size, dim), dtype)
+        return layout.cache_shape(pages, size, heads, dim, dtype, latent=latent)
+    values = None if latent else jax.ShapeDtypeStruct((pages, heads, size, dim), dtype)
+    return jax.ShapeDtypeStruct((pages, heads, dim, size), dtype), values
 
 
-def _kernel(device: Device, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _kernel(device: Device, arguments: tuple[Any, ...], latent: int | None) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The kernel for the device, and what was planned for it."""
     q, k, _, cache, table = arguments[:5]
     if device.platform == "gpu":
         from pallas_kernels.ragged_paged_attention import gpu
 
         decode = q.shape[0] == table.shape[0]
-        return gpu.attend, {"smem_bytes": gpu.shared_bytes(q.shape[2], cache[1].shape[2], decode=decode)}
-    shape = tpu.shape_of(q, k, cache, table)
+        return gpu.attend, {"smem_bytes": gpu.shared_bytes(q.shape[2], cache[0].shape[3], decode=decode, latent=latent)}
+    shape = tpu.shape_of(q, k, cache, table, latent)
     blocks = choose_blocks(shape, device)
     return functools.partial(tpu.attend, blocks=blocks), {"vmem_bytes": blocks.vmem(shape), "blocks": asdict(blocks)}
 

@@ -5,6 +5,10 @@ tensor memory accelerator, a few pages ahead; the others hold 64 rows each (toke
 tensor cores, in base 2 (FlashAttention-3, arXiv 2407.08608). Decodes are cut over the pages as well where rows and heads do not fill
 the GPU (Flash-Decoding), and merged by XLA, which also writes the step's keys and values into the pages: both are small beside the rest.
 
+A latent (`reference.py`) has one page for keys and values, and heads that do not fit 64 rows go to more programs. Its accumulators are too
+wide for one warpgroup: two share the rows, each with half of the columns (as FlashMLA does); both compute the scores, which costs products,
+of which decodes have plenty to spare, but no exchange. Its prompts, absorbed as well, run by tiles of 64 rows.
+
 Pages are k [N, K, D, S] and v [N, K, S, D], the layout of plain XLA attention, so that shapes that this kernel refuses can go there.
 Masked positions have weight zero, but are multiplied: what lies in pages must be finite. Dims are those of `reference.py`; G = H / K.
 """
@@ -33,15 +37,14 @@ _SHARED_MEMORY = 227 * 1024  # of a block; two blocks fit a multiprocessor with 
 _RESERVED = 4096  # of a block, for barriers and reductions
 _MAX_STAGES = 6
 _MULTIPROCESSORS = 132  # to choose how decodes are cut; any Hopper has about as many
-_WIDEST_VALUES = 128  # columns of values that one product takes; wider ones go in parts of 64, so that everything stays in registers
 
-Pages = tuple[jax.Array, jax.Array]
+Pages = tuple[jax.Array, jax.Array | None]
 
 
 def attend(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: Pages,
     page_table: jax.Array,
     q_starts: jax.Array,
@@ -52,10 +55,11 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
+    latent: int | None = None,
     splits: int | None = None,
     interpret: Any = None,
 ) -> tuple[jax.Array, Pages]:
-    """As `reference.attend`, with pages (k, v). T == R means a step of decodes only.
+    """As `reference.attend`, with pages (k, v), or (k, None) of a latent. T == R means a step of decodes only.
 
     Args:
         splits: parts that each decode is cut into; None chooses by the shape.
@@ -65,11 +69,11 @@ def attend(
         UnsupportedShapeError: see `check_shape`.
     """
     num_tokens, num_heads, head_dim = q.shape
-    num_kv = k.shape[1]
-    check_shape(q.dtype, num_heads, num_kv, head_dim, cache[1].shape[2])
+    check_shape(q.dtype, num_heads, k.shape[1], head_dim, cache[0].shape[3], latent)
+    num_kv = k.shape[1] if latent is None else -(-num_heads // _WARPGROUP_ROWS)
     group = num_heads // num_kv
     cache = _write(k, v, cache, page_table, q_starts, kv_lens)
-    call = _Call(group, scale, window, softcap, interpret)
+    call = _Call(group, scale, window, softcap, latent, interpret)
     grouped = q.reshape(num_tokens, num_kv, group, head_dim)
     num_rows = page_table.shape[0]
     out = _decode(grouped[:num_rows], cache, page_table, kv_lens, num_decodes, sinks, splits, call)
@@ -77,10 +81,10 @@ def attend(
         out = jnp.pad(out, ((0, num_tokens - num_rows), (0, 0), (0, 0), (0, 0)))
         prefilled = _prefill(grouped, cache, page_table, q_starts, kv_lens, num_decodes, sinks, call)
         out = jnp.where(jnp.arange(num_tokens)[:, None, None, None] < num_decodes, out, prefilled)
-    return out.reshape(q.shape), cache
+    return out.reshape(num_tokens, num_heads, -1), cache
 
 
-def check_shape(dtype: Any, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int) -> None:
+def check_shape(dtype: Any, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, latent: int | None = None) -> None:
     """Refuse what the kernel cannot run.
 
     Raises:
@@ -89,45 +93,67 @@ def check_shape(dtype: Any, num_heads: int, num_kv_heads: int, head_dim: int, pa
     dtype = jnp.dtype(dtype)
     if dtype.name not in ("bfloat16", "float16"):
         raise UnsupportedShapeError(f"attention in {dtype.name} is not supported by the GPU kernel; bfloat16 and float16 are")
-    if head_dim % (16 if head_dim <= _WIDEST_VALUES else 64) or not 16 <= head_dim <= 256:
+    if latent is not None:
+        if head_dim % 32 or latent % 128 or not 128 <= latent <= 512:
+            raise UnsupportedShapeError(
+                f"a latent of {latent} in keys of {head_dim} is not supported by the GPU kernel; 128, 256, 384, 512 in multiples of 32 are"
+            )
+        num_kv_heads = -(-num_heads // _WARPGROUP_ROWS)
+        if num_heads % num_kv_heads:
+            raise UnsupportedShapeError(
+                f"{num_heads} heads of a latent are not supported by the GPU kernel; multiples of {num_kv_heads} are"
+            )
+    elif head_dim % (16 if head_dim <= 128 else 64) or not 16 <= head_dim <= 256:
         raise UnsupportedShapeError(f"head_dim {head_dim} is not supported by the GPU kernel; multiples of 16 up to 128, 192 and 256 are")
     if page_size not in (64, 128, 256):
         raise UnsupportedShapeError(f"pages of {page_size} positions are not supported by the GPU kernel; block_size 64, 128 or 256 is")
     if num_heads // num_kv_heads > _WARPGROUP_ROWS:
         raise UnsupportedShapeError(f"{num_heads // num_kv_heads} heads to a KV head are not supported by the GPU kernel; up to 64 are")
-    if _stages(head_dim, page_size, _PREFILL_WARPGROUPS) < 2:
+    if _stages(head_dim, page_size, _prefill_warpgroups(latent), latent) < 2:
         raise UnsupportedShapeError(
             f"two pages of {page_size} positions of head_dim {head_dim} do not fit shared memory; block_size={page_size // 2} would"
         )
 
 
-def _stages(head_dim: int, page_size: int, warpgroups: int) -> int:
+def _prefill_warpgroups(latent: int | None) -> int:
+    """How many times 64 rows a tile of prompt tokens has."""
+    return _PREFILL_WARPGROUPS if latent is None else 1
+
+
+def _page_bytes(head_dim: int, page_size: int, latent: int | None) -> int:
+    return (2 if latent is None else 1) * page_size * head_dim * 2
+
+
+def _stages(head_dim: int, page_size: int, warpgroups: int, latent: int | None) -> int:
     """Pages in shared memory at once. Decodes leave room for a second block, which computes while the first one starts or ends."""
     queries = warpgroups * _WARPGROUP_ROWS * (head_dim * 2 + 4)
-    page = 2 * page_size * head_dim * 2
+    page = _page_bytes(head_dim, page_size, latent)
     half = (_SHARED_MEMORY // 2 - _RESERVED - queries) // page
     whole = (_SHARED_MEMORY - _RESERVED - queries) // page
     return min(_MAX_STAGES, half if warpgroups == 1 and half >= 2 else whole)
 
 
-def shared_bytes(head_dim: int, page_size: int, *, decode: bool) -> int:
+def shared_bytes(head_dim: int, page_size: int, *, decode: bool, latent: int | None = None) -> int:
     """Shared memory of a block for queries and pages."""
-    warpgroups = 1 if decode else _PREFILL_WARPGROUPS
+    warpgroups = 1 if decode else _prefill_warpgroups(latent)
     queries = warpgroups * _WARPGROUP_ROWS * (head_dim * 2 + 4)
-    return queries + _stages(head_dim, page_size, warpgroups) * 2 * page_size * head_dim * 2
+    return queries + _stages(head_dim, page_size, warpgroups, latent) * _page_bytes(head_dim, page_size, latent)
 
 
-def _write(k: jax.Array, v: jax.Array, cache: Pages, page_table: jax.Array, q_starts: jax.Array, kv_lens: jax.Array) -> Pages:
+def _write(k: jax.Array, v: jax.Array | None, cache: Pages, page_table: jax.Array, q_starts: jax.Array, kv_lens: jax.Array) -> Pages:
     """Store k, v [T, K, D] in their pages; padding tokens go to the sink. What is not finite becomes zero."""
-    size, num_rows = cache[1].shape[2], kv_lens.shape[0]
+    (keys, values), num_rows = cache, kv_lens.shape[0]
+    size = keys.shape[3]
     token = jnp.arange(k.shape[0])
     row = jnp.sum(q_starts[None, 1:] <= token[:, None], axis=1)
     real = row < num_rows
     row = jnp.minimum(row, num_rows - 1)
     position = jnp.where(real, kv_lens[row] - (q_starts[row + 1] - token), 0)
     page = jnp.where(real, page_table[row, position // size], 0)
-    k, v = (jnp.where(jnp.isfinite(x), x, 0).astype(cache[0].dtype) for x in (k, v))
-    return cache[0].at[page, :, :, position % size].set(k), cache[1].at[page, :, position % size, :].set(v)
+    keys = keys.at[page, :, :, position % size].set(jnp.where(jnp.isfinite(k), k, 0).astype(keys.dtype))
+    if v is None or values is None:
+        return keys, None
+    return keys, values.at[page, :, position % size, :].set(jnp.where(jnp.isfinite(v), v, 0).astype(values.dtype))
 
 
 @dataclass(frozen=True)
@@ -138,7 +164,13 @@ class _Call:
     scale: float
     window: int | None
     softcap: float | None
+    latent: int | None
     interpret: Any
+
+    @property
+    def columns(self) -> int:
+        """Warpgroups that share 64 rows, each with its columns of the values."""
+        return 1 if self.latent is None else 2
 
 
 @dataclass(frozen=True)
@@ -170,7 +202,8 @@ def _decode(
     """q [R, K, G, D]; returns the same of the rows before num_decodes, and zeros."""
     num_rows, num_kv, group, _ = q.shape
     if splits is None:
-        splits = max(1, min(2 * _MULTIPROCESSORS // (num_rows * num_kv), page_table.shape[1] // 4))
+        blocks = (2 if call.latent is None else 1) * _MULTIPROCESSORS
+        splits = max(1, min(blocks // (num_rows * num_kv), page_table.shape[1] // 4))
     row = jnp.arange(num_rows)
     high = jnp.where(row < num_decodes, kv_lens, 0)
     low = jnp.zeros_like(high) if call.window is None else jnp.maximum(high - call.window, 0)
@@ -193,7 +226,8 @@ def _prefill(
     """q [T, K, G, D]; returns the same of the tokens of rows from num_decodes on; others get values of no meaning."""
     num_tokens, num_kv, group, head_dim = q.shape
     num_rows = page_table.shape[0]
-    rows = _PREFILL_WARPGROUPS * _WARPGROUP_ROWS
+    warpgroups = _prefill_warpgroups(call.latent)
+    rows = warpgroups * _WARPGROUP_ROWS
     per_tile = rows // group
     lens = jnp.where(jnp.arange(num_rows) >= num_decodes, q_starts[1:] - q_starts[:-1], 0)
     ends = jnp.cumsum(-(-lens // per_tile))
@@ -208,7 +242,7 @@ def _prefill(
     tokens = jnp.minimum((q_starts[row] + offset)[:, None] + jnp.arange(per_tile), num_tokens - 1)
     tiled = q[tokens].transpose(0, 2, 1, 3, 4).reshape(tile.shape[0], num_kv, per_tile * group, head_dim)
     tiled = jnp.pad(tiled, ((0, 0), (0, 0), (0, rows - per_tile * group), (0, 0)))
-    tiled = tiled.reshape(tile.shape[0], num_kv, _PREFILL_WARPGROUPS, _WARPGROUP_ROWS, head_dim)
+    tiled = tiled.reshape(tile.shape[0], num_kv, warpgroups, _WARPGROUP_ROWS, head_dim)
     out, lse = _run(tiled, cache, page_table, tiles, call, splits=1)
 
     token = jnp.arange(num_tokens)
@@ -246,46 +280,49 @@ def _run(q: jax.Array, cache: Pages, page_table: jax.Array, tiles: _Tiles, call:
     the pages of a tile.
 
     Returns:
-        [splits, tiles, K, W, M, D], each part normalised by itself (zeros where it saw nothing), and the logarithm to base 2 of its sum of
-        weights [splits, tiles, K, W, M].
+        [splits, tiles, K, W, M, D (or latent)], each part normalised by itself (zeros where it saw nothing), and the logarithm to base 2 of
+        its sum of weights [splits, tiles, K, W, M].
     """
     num_tiles, num_kv, warpgroups, rows, head_dim = q.shape
-    size = cache[1].shape[2]
-    stages = _stages(head_dim, size, warpgroups)
+    keys, values = cache
+    size = keys.shape[3]
+    stages = _stages(head_dim, size, warpgroups, call.latent)
+    computing = warpgroups * call.columns
 
     def kernel(table, tiles, q, k, v, out, lse, *scratch):
         program = _Program(call, table, tiles, q, k, v, out, lse, *scratch, splits=splits, rows=rows, page_size=size)
         warpgroup = lax.axis_index("warpgroup")
-        pl.when(warpgroup < warpgroups)(lambda: program.compute(warpgroup, warpgroups))
-        pl.when(warpgroup == warpgroups)(lambda: program.fetch(warpgroups))
+        pl.when(warpgroup < computing)(lambda: program.compute(warpgroup, computing))
+        pl.when(warpgroup == computing)(lambda: program.fetch(computing))
 
     swizzle = min(plgpu.find_swizzle(head_dim * 16), plgpu.find_swizzle(size * 16))
     memory = functools.partial(_shared_matrix, q.dtype)
     return plgpu.kernel(
         kernel,
         out_type=[
-            jax.ShapeDtypeStruct((splits, *q.shape), q.dtype),
+            jax.ShapeDtypeStruct((splits, *q.shape[:-1], call.latent or head_dim), q.dtype),
             jax.ShapeDtypeStruct((splits, *q.shape[:-1]), jnp.float32),
         ],
         scratch_types=[
             memory((warpgroups, _WARPGROUP_ROWS, head_dim), swizzle),
             memory((stages, head_dim, size), swizzle),
-            memory((stages, size, head_dim), plgpu.find_swizzle(head_dim * 16)),
+            None if values is None else memory((stages, size, head_dim), plgpu.find_swizzle(head_dim * 16)),
             plgpu.SMEM((warpgroups, _WARPGROUP_ROWS), jnp.float32),
             # Interpreters take the operands of products from memory only.
-            None if call.interpret is None else plgpu.SMEM((warpgroups, _WARPGROUP_ROWS, size), q.dtype),
+            None if call.interpret is None else plgpu.SMEM((computing, _WARPGROUP_ROWS, size), q.dtype),
             plgpu.Barrier(num_barriers=warpgroups),
+            plgpu.Barrier(num_barriers=warpgroups, num_arrivals=call.columns),
             plgpu.Barrier(num_barriers=stages),
             plgpu.Barrier(num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=warpgroups),
+            plgpu.Barrier(num_barriers=stages, num_arrivals=computing),
         ],
         grid=(num_tiles, num_kv, splits),
         grid_names=("tile", "head", "split"),
-        num_threads=warpgroups + 1,
+        num_threads=computing + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=call.interpret,
-    )(page_table, tiles.packed(), q, *cache)
+    )(page_table, tiles.packed(), q, keys, keys if values is None else values)
 
 
 def _shared_matrix(dtype: Any, shape: tuple[int, ...], swizzle: int) -> Any:
@@ -302,7 +339,7 @@ class _Program:
         self.call, self.rows, self.size = call, rows, page_size
         self.table, self.q, self.k, self.v, self.out, self.lse = table, q, k, v, out, lse
         self.q_smem, self.k_smem, self.v_smem, self.lse_smem, self.p_smem = q_smem, k_smem, v_smem, lse_smem, p_smem
-        self.q_ready, self.k_ready, self.v_ready, self.consumed = barriers
+        self.q_ready, self.q_done, self.k_ready, self.v_ready, self.consumed = barriers
         self.tile, self.head, self.split = (lax.axis_index(name) for name in ("tile", "head", "split"))
         self.row, self.position, low, self.high = (tiles[field, self.tile] for field in range(4))
         first = lax.div(low, jnp.int32(page_size))
@@ -315,17 +352,22 @@ class _Program:
     def _slot(self, page: Any) -> Any:
         return lax.rem(page - self.begin, jnp.int32(self.stages))
 
-    def fetch(self, warpgroups: int) -> None:
-        """Bring the pages, each as soon as its slot is free."""
-        if warpgroups > 1:
+    def fetch(self, computing: int) -> None:
+        """Bring the queries, and the pages, each as soon as its slot is free."""
+        if computing > 1:
             plgpu.set_max_registers(40, action="decrease")
+        for i in range(self.q_smem.shape[0]):
+            target = self.q_smem.at[i, pl.ds(0, self.rows)]
+            plgpu.copy_gmem_to_smem(self.q.at[self.tile, self.head, i], target, self.q_ready.at[i])
 
         def one(page: Any, _: None) -> None:
             slot = self._slot(page)
             self.wait_until_free(page)
             page_id = self.table[self.row, page]
-            plgpu.copy_gmem_to_smem(self.k.at[page_id, self.head], self.k_smem.at[slot], self.k_ready.at[slot])
-            plgpu.copy_gmem_to_smem(self.v.at[page_id, self.head], self.v_smem.at[slot], self.v_ready.at[slot])
+            head = self.head if self.v_smem is not None else 0
+            plgpu.copy_gmem_to_smem(self.k.at[page_id, head], self.k_smem.at[slot], self.k_ready.at[slot])
+            if self.v_smem is not None:
+                plgpu.copy_gmem_to_smem(self.v.at[page_id, self.head], self.v_smem.at[slot], self.v_ready.at[slot])
 
         lax.fori_loop(self.begin, self.end, one, None)
 
@@ -333,85 +375,109 @@ class _Program:
         """Wait until the page that had the slot before this one was consumed."""
         pl.when(page >= self.begin + self.stages)(lambda: plgpu.barrier_wait(self.consumed.at[self._slot(page)]))
 
-    def compute(self, warpgroup: Any, warpgroups: int) -> None:
-        """Attend with the 64 query rows of a warpgroup, and write what came of the first `rows`."""
-        if warpgroups > 1:
+    def compute(self, warpgroup: Any, computing: int) -> None:
+        """Attend with the 64 query rows of a warpgroup, and write what came of the first `rows` in its columns."""
+        if computing > 1:
             plgpu.set_max_registers(232, action="increase")
-        used = pl.ds(0, self.rows)
-        queries = self.q_smem.at[warpgroup]
-        plgpu.copy_gmem_to_smem(self.q.at[self.tile, self.head, warpgroup], queries.at[used], self.q_ready.at[warpgroup])
-        plgpu.barrier_wait(self.q_ready.at[warpgroup])
+        group: Any = warpgroup
+        column: Any = 0
+        if self.call.columns > 1:
+            group, column = (part(warpgroup, jnp.int32(self.call.columns)) for part in (lax.div, lax.rem))
+        num_columns = self.out.shape[-1] // self.call.columns
+        start = column * num_columns
+        plgpu.barrier_wait(self.q_ready.at[group])
 
-        # Pages that every query sees in full need no mask.
-        whole = jnp.clip(lax.div(self.position + 1, jnp.int32(self.size)), self.begin, self.end)
-        if self.call.window is None:
-            inside = self.begin
-        else:
-            behind = jnp.maximum(self.high - self.call.window, 0)
-            inside = jnp.clip(lax.div(behind + (self.size - 1), jnp.int32(self.size)), self.begin, self.end)
-            whole = jnp.maximum(whole, inside)
-        step = functools.partial(self._step, warpgroup)
-        state = self._start(self.q_smem.shape[-1])
-        if self.call.window is not None:
-            state = lax.fori_loop(self.begin, inside, functools.partial(step, masked=True), state)
-        state = lax.fori_loop(inside, whole, functools.partial(step, masked=False), state)
-        top, total, acc = lax.fori_loop(whole, self.end, functools.partial(step, masked=True), state)
-
+        state = self._start(num_columns)
+        for first, last, masked in self._stretches():
+            state = lax.fori_loop(first, last, functools.partial(self._step, warpgroup, group, start, masked=masked), state)
+        top, total, acc = state
+        self.wait_for_queries(group)
         total = jnp.maximum(total, 1e-30)
-        width = acc[0].shape[1]
-        for i, part in enumerate(acc):
-            value = part * lax.broadcast_in_dim(1 / total, part.shape, [0])
-            queries[:, i * width : (i + 1) * width] = value.astype(queries.dtype)
-        self.lse_smem[warpgroup] = top + jnp.log(total) * _LOG2E
+        value = acc * lax.broadcast_in_dim(1 / total, acc.shape, [0])
+        self.q_smem[group, :, pl.ds(start, num_columns)] = value.astype(self.q_smem.dtype)
+        target = (self.split, self.tile, self.head, group)
+        used = pl.ds(0, self.rows)
+
+        def write_lse() -> None:
+            self.lse_smem[group] = top + jnp.log(total) * _LOG2E
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(self.lse_smem.at[group, used], self.lse.at[target])
+
+        pl.when(column == 0)(write_lse)
         plgpu.commit_smem()
-        target = (self.split, self.tile, self.head, warpgroup)
-        plgpu.copy_smem_to_gmem(queries.at[used], self.out.at[target])
-        plgpu.copy_smem_to_gmem(self.lse_smem.at[warpgroup, used], self.lse.at[target])
+        columns = pl.ds(start, num_columns)
+        together = self.rows if num_columns == self.q_smem.shape[-1] else 8  # a copy is of whole rows, or within a row of tiles
+        for row in range(0, self.rows, together):
+            rows = pl.ds(row, together)
+            plgpu.copy_smem_to_gmem(self.q_smem.at[group, rows, columns], self.out.at[(*target, rows, columns)])
         plgpu.wait_smem_to_gmem(0)
 
-    def _start(self, head_dim: int) -> Any:
-        """Running maxima and sums [64], and weighted sums of values [64, D] in parts."""
-        width = head_dim if head_dim <= _WIDEST_VALUES else 64
+    def wait_for_queries(self, group: Any) -> None:
+        """Wait until nobody reads the queries any more: outputs take their place."""
+        plgpu.barrier_arrive(self.q_done.at[group])
+        plgpu.barrier_wait(self.q_done.at[group])
+
+    def _stretches(self) -> list[tuple[Any, Any, bool]]:
+        """Stretches of pages, and whether they need a mask: those that every query sees in full do not."""
+        if self.call.latent is not None:
+            return [(self.begin, self.end, True)]  # masks cost less than the registers of more loops
+        whole = jnp.clip(lax.div(self.position + 1, jnp.int32(self.size)), self.begin, self.end)
+        if self.call.window is None:
+            return [(self.begin, whole, False), (whole, self.end, True)]
+        behind = jnp.maximum(self.high - self.call.window, 0)
+        inside = jnp.clip(lax.div(behind + (self.size - 1), jnp.int32(self.size)), self.begin, self.end)
+        whole = jnp.maximum(whole, inside)
+        return [(self.begin, inside, True), (inside, whole, False), (whole, self.end, True)]
+
+    def _start(self, num_columns: int) -> Any:
+        """Running maxima and sums [64], and weighted sums of values [64, columns]."""
         by_row = plgpu.Layout.WGMMA.reduce(1)
         top = plgpu.layout_cast(jnp.full((_WARPGROUP_ROWS,), _FLOOR, jnp.float32), by_row)
         total = plgpu.layout_cast(jnp.zeros((_WARPGROUP_ROWS,), jnp.float32), by_row)
-        part = plgpu.layout_cast(jnp.zeros((_WARPGROUP_ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
-        return top, total, (part,) * (head_dim // width)
+        return top, total, plgpu.layout_cast(jnp.zeros((_WARPGROUP_ROWS, num_columns), jnp.float32), plgpu.Layout.WGMMA)
 
-    def _step(self, warpgroup: Any, page: Any, state: Any, *, masked: bool) -> Any:
-        """Take in one page."""
+    def _step(self, warpgroup: Any, group: Any, start: Any, page: Any, state: Any, *, masked: bool) -> Any:
+        """Take in one page, for the columns of the values from `start` on."""
         before, total, acc = state
         slot = self._slot(page)
         plgpu.barrier_wait(self.k_ready.at[slot])
-        scores = _product(self.q_smem.at[warpgroup], self.k_smem.at[slot], self.size)
+        scores = _product(self.q_smem.at[group], self.k_smem.at[slot], self.size)
         if self.call.softcap is None:
             scores = scores * (self.call.scale * _LOG2E)
         else:
             scores = jnp.tanh(scores * (self.call.scale / self.call.softcap)) * (self.call.softcap * _LOG2E)
         if masked:
-            scores = jnp.where(self._visible(warpgroup, page), scores, _MASKED)
+            scores = jnp.where(self._visible(group, page), scores, _MASKED)
         top = jnp.maximum(before, scores.max(axis=1))
         shrink = jnp.exp2(before - top)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(top, scores.shape, [0]))
         total = total * shrink + weights.sum(axis=1)
-        operand = weights.astype(self.v_smem.dtype)
+        operand = weights.astype(self.k_smem.dtype)
         if self.p_smem is not None:
             self.p_smem[warpgroup] = operand
             operand = self.p_smem.at[warpgroup]
-        plgpu.barrier_wait(self.v_ready.at[slot])
-        width = acc[0].shape[1]
-        acc = tuple(
-            part * lax.broadcast_in_dim(shrink, part.shape, [0])
-            + _product(operand, self.v_smem.at[slot, :, pl.ds(i * width, width)], width)
-            for i, part in enumerate(acc)
-        )
+        if self.v_smem is not None:
+            plgpu.barrier_wait(self.v_ready.at[slot])
+        acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
+        values = self._values(slot, start, acc.shape[1])
+        if self.p_smem is None:
+            acc = pl.run_state(lambda sums: plgpu.wgmma(sums, operand, values))(plgpu.ACC.init(acc))
+        else:  # interpreters start no accumulator from a value
+            acc = acc + _product(operand, values, acc.shape[1])
         plgpu.barrier_arrive(self.consumed.at[slot])
         return top, total, acc
 
-    def _visible(self, warpgroup: Any, page: Any) -> jax.Array:
+    def _values(self, slot: Any, start: Any, width: int) -> Any:
+        """[S, width] of a page's values."""
+        columns = pl.ds(start, width)
+        if self.v_smem is None:
+            return self.k_smem.at[slot, columns, :].transpose((1, 0))
+        return self.v_smem.at[slot, :, columns]
+
+    def _visible(self, group: Any, page: Any) -> jax.Array:
         """[64, S]: causal, within the window and the tile."""
         iota = functools.partial(plgpu.broadcasted_iota, jnp.int32, (_WARPGROUP_ROWS, self.size), layout=plgpu.Layout.WGMMA)
-        query = self.position + lax.div(iota(0) + warpgroup * _WARPGROUP_ROWS, jnp.int32(self.call.group))
+        query = self.position + lax.div(iota(0) + group * _WARPGROUP_ROWS, jnp.int32(self.call.group))
         key = iota(1) + page * self.size
         visible = (key <= query) & (key < self.high)
         return visible if self.call.window is None else visible & (key > query - self.call.window)

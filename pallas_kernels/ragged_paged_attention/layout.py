@@ -6,6 +6,9 @@ half (W = K KV heads); a 32-bit cache alternates key heads and value heads (W = 
 Why words: sub-lane tiles of 8 x 128 words are full whatever the number of heads (a 16-bit [.., K, D] array pads one head to 16), a single
 transfer brings keys and values, and 32-bit rows can be addressed one by one. Heads come before positions: the keys of one head are then
 consecutive tiles, ready for the matrix unit, and pages split over devices along W.
+
+A latent (one key head whose first dims are the value as well) has nothing to be packed with, and positions fill its tiles: it lies in its
+own dtype, [N, 1, S, L].
 """
 
 from __future__ import annotations
@@ -28,7 +31,14 @@ def padded_head_dim(head_dim: int) -> int:
     return -(-head_dim // LANES) * LANES
 
 
-def cache_shape(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+def tile_rows(itemsize: int) -> int:
+    """Positions of a tile, for elements (or words) of so many bytes."""
+    return SUBLANES * 4 // itemsize
+
+
+def cache_shape(
+    num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype, *, latent: bool = False
+) -> jax.ShapeDtypeStruct:
     """The abstract array of one layer's pages.
 
     Raises:
@@ -37,29 +47,40 @@ def cache_shape(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int
     dtype = jnp.dtype(dtype)
     if dtype.name not in DTYPES:
         raise UnsupportedShapeError(f"keys and values of {dtype.name} are not supported by the TPU kernel; {' and '.join(DTYPES)} are")
-    if page_size % SUBLANES:
-        raise UnsupportedShapeError(
-            f"pages of {page_size} positions are not whole tiles of a TPU; multiples of {SUBLANES} are (128 is best)"
-        )
-    words, word = (num_kv_heads, jnp.uint32) if dtype.itemsize == 2 else (2 * num_kv_heads, jnp.float32)
+    unit = tile_rows(dtype.itemsize if latent else 4)
+    if page_size % unit:
+        raise UnsupportedShapeError(f"pages of {page_size} positions are not whole tiles of a TPU; multiples of {unit} are (128 is best)")
+    words: int
+    if latent:
+        words, word = 1, dtype
+    else:
+        words, word = (num_kv_heads, jnp.uint32) if dtype.itemsize == 2 else (2 * num_kv_heads, jnp.float32)
     return jax.ShapeDtypeStruct((num_pages, words, page_size, padded_head_dim(head_dim)), word)
 
 
-def pack(k: jax.Array, v: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """k, v [T, K, D] of any float dtype as words [T, W, L] of a cache of `dtype`.
+def pack(k: jax.Array, v: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
+    """k, v [T, K, D] of any float dtype as words [T, W, L] of a cache of `dtype`; without v, k is a latent.
 
     What is not finite becomes zero: masked positions have weight zero, and zero times NaN would carry one request's overflow into others.
     """
     padding = ((0, 0), (0, 0), (0, padded_head_dim(k.shape[-1]) - k.shape[-1]))
-    k, v = (jnp.pad(jnp.where(jnp.isfinite(x), x, 0).astype(dtype), padding) for x in (k, v))
+
+    def finite(x: jax.Array) -> jax.Array:
+        return jnp.pad(jnp.where(jnp.isfinite(x), x, 0).astype(dtype), padding)
+
+    if v is None:
+        return finite(k)
+    k, v = finite(k), finite(v)
     if jnp.dtype(dtype).itemsize == 2:
         low, high = (lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) for x in (k, v))
         return low | (high << 16)
     return jnp.stack((k, v), axis=2).reshape(k.shape[0], -1, k.shape[-1])
 
 
-def unpack(words: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Words [..., W, S, L] to keys and values [..., K, S, L] in float32, exactly."""
+def unpack(words: jax.Array, *, latent: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Words [..., W, S, L] to keys and values [..., K, S, L] in float32, exactly; a latent is both."""
+    if latent:
+        return (words.astype(jnp.float32),) * 2
     if words.dtype == jnp.uint32:
         return split_word(words)
     return words[..., 0::2, :, :], words[..., 1::2, :, :]

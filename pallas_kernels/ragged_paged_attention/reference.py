@@ -14,7 +14,7 @@ from pallas_kernels.ragged_paged_attention import layout
 def attend(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: jax.Array,
     page_table: jax.Array,
     q_starts: jax.Array,
@@ -25,12 +25,13 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
+    latent: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Write the step's keys and values into their pages, and attend to everything that each query may see.
 
     Args:
         q: [T, H, D]; head h reads KV head h // (H / K).
-        k, v: [T, K, D] of the step's tokens, in the dtype of the cache's elements.
+        k, v: [T, K, D] of the step's tokens, in the dtype of the cache's elements; with a `latent` K is 1, and v None.
         cache: [N, W, S, L] words.
         page_table: [R, P] int32, pages of each row in order of position (0, the sink, where none is needed).
         q_starts: [R + 1] int32, first token of each row; a row may have none.
@@ -39,9 +40,10 @@ def attend(
         window: positions that a query sees, itself included.
         softcap: scores become softcap * tanh(score / softcap).
         sinks: [H] float32, a score of each head that takes part in the softmax and has no value.
+        latent: the first dims of a key that are its value as well (absorbed multi-head latent attention, arXiv 2405.04434).
 
     Returns:
-        [T, H, D], zeros for padding tokens, and the cache.
+        [T, H, D], or [T, H, latent], zeros for padding tokens, and the cache.
     """
     del num_decodes
     num_tokens, _, head_dim = q.shape
@@ -59,7 +61,7 @@ def attend(
     words = jnp.swapaxes(cache[page_table], 1, 2).reshape(num_rows, cache.shape[1], num_pages * page_size, -1)
     # What lies behind a row's end is nobody's: not even NaN times zero may come of it.
     words = jnp.where(jnp.arange(words.shape[2])[:, None] < kv_lens[:, None, None, None], words, jnp.zeros_like(words))
-    keys, values = (x[..., :head_dim][row] for x in layout.unpack(words))  # [T, K, P * S, D]
+    keys, values = (x[..., :head_dim][row] for x in layout.unpack(words, latent=latent is not None))  # [T, K, P * S, D]
     grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv, -1, head_dim)
     scores = jnp.einsum("tkgd,tkpd->tkgp", grouped, keys, precision="highest") * scale
     if softcap is not None:
@@ -73,5 +75,5 @@ def attend(
         sink = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(num_kv, -1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate((scores, sink), axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : key_position.shape[0]]
-    out = jnp.einsum("tkgp,tkpd->tkgd", weights, values, precision="highest").reshape(q.shape)
+    out = jnp.einsum("tkgp,tkpd->tkgd", weights, values[..., :latent], precision="highest").reshape(*q.shape[:2], -1)
     return jnp.where(real[:, None, None], out, 0).astype(q.dtype), cache

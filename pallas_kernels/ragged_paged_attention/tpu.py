@@ -33,7 +33,7 @@ from pallas_kernels.ragged_paged_attention.tuning import Blocks, Shape, choose_b
 def attend(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: jax.Array,
     page_table: jax.Array,
     q_starts: jax.Array,
@@ -44,6 +44,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: jax.Array | None = None,
+    latent: int | None = None,
     device: Device | None = None,
     blocks: Blocks | None = None,
     interpret: Any = False,
@@ -57,7 +58,7 @@ def attend(
     Raises:
         UnsupportedShapeError: the shape cannot run on the device; the message says which one could.
     """
-    shape = shape_of(q, k, cache, page_table)
+    shape = shape_of(q, k, cache, page_table, latent)
     if blocks is None:
         if device is None:
             raise ValueError("give the device to plan for, or blocks")
@@ -81,7 +82,7 @@ def attend(
     return jnp.where(jnp.arange(shape.num_tokens)[:, None, None] < num_decodes, decoded, out), cache
 
 
-def shape_of(q: Any, k: Any, cache: Any, page_table: Any) -> Shape:
+def shape_of(q: Any, k: Any, cache: Any, page_table: Any, latent: int | None = None) -> Shape:
     """The shape that block sizes depend on, of arrays or abstract ones.
 
     Raises:
@@ -101,6 +102,7 @@ def shape_of(q: Any, k: Any, cache: Any, page_table: Any) -> Shape:
         word_heads=cache.shape[1],
         padded_dim=cache.shape[3],
         itemsize=q.dtype.itemsize,
+        latent=latent,
     )
 
 

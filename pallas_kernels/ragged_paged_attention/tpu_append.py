@@ -11,22 +11,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.ragged_paged_attention import work
-from pallas_kernels.ragged_paged_attention.layout import LANES, SUBLANES
-from pallas_kernels.ragged_paged_attention.tpu_stream import Call, each_head
+from pallas_kernels.ragged_paged_attention.layout import LANES
+from pallas_kernels.ragged_paged_attention.tpu_stream import Call, each_head, select
 from pallas_kernels.ragged_paged_attention.tuning import APPEND_DEPTH
 
 
 def append(words: jax.Array, cache: jax.Array, items: work.PageItems, call: Call) -> jax.Array:
     """Write words [T, W, L] into the pages of `items`; returns the cache."""
     shape = call.shape
-    size, reach = shape.page_size, shape.page_size + SUBLANES
+    size, unit = shape.page_size, shape.tile_rows
+    reach = size + unit
     # Positions of a page that are not new may lie before the first token or after the last one.
     source = jnp.pad(jnp.swapaxes(words, 0, 1), ((0, 0), (size, reach), (0, 0)))
 
     def kernel(number, page, source_start, begin, end, source, _, cache, window, pages, read, written):
         def read_new(item: Any) -> Any:
             slot = lax.rem(item, APPEND_DEPTH)
-            start = pl.multiple_of((source_start[item] + size) // SUBLANES * SUBLANES, SUBLANES)
+            start = pl.multiple_of((source_start[item] + size) // unit * unit, unit)
             return pltpu.make_async_copy(source.at[:, pl.ds(start, reach), :], window.at[slot], read.at[slot])
 
         def read_old(item: Any) -> Any:
@@ -53,16 +54,17 @@ def append(words: jax.Array, cache: jax.Array, items: work.PageItems, call: Call
 
             pl.when(end[item] - begin[item] < size)(lambda: read_old(item).wait())
 
-            slot, shift = lax.rem(item, APPEND_DEPTH), lax.rem(source_start[item] + size, SUBLANES)
+            slot, shift = lax.rem(item, APPEND_DEPTH), lax.rem(source_start[item] + size, unit)
             offset = lax.broadcasted_iota(jnp.int32, (size, shape.padded_dim), 0)
             fresh = (offset >= begin[item]) & (offset < end[item])
 
             def merge(head: Any) -> None:
-                if shape.padded_dim == LANES:
+                if shape.padded_dim == LANES and shape.word_bytes == 4:
                     moved = window[slot, head, pl.ds(shift, size), :]
-                else:  # rows that start anywhere can be loaded from arrays of one tile of lanes only
-                    moved = pltpu.roll(window[slot, head], lax.rem(reach - shift, reach), 0)[:size]
-                pages[slot, head] = jnp.where(fresh, moved, pages[slot, head])
+                else:  # rows that start anywhere can be loaded from arrays of one tile of lanes only, and of 32 bits, as rolled ones
+                    wide = window[slot, head] if shape.word_bytes == 4 else window[slot, head].astype(jnp.float32)
+                    moved = pltpu.roll(wide, lax.rem(reach - shift, reach), 0)[:size]
+                pages[slot, head] = select(fresh, moved, pages[slot, head])
 
             each_head(shape.word_heads, merge)
             write(item).start()

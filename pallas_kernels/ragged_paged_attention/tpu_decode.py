@@ -11,8 +11,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.ragged_paged_attention import work
-from pallas_kernels.ragged_paged_attention.layout import LANES, SUBLANES
-from pallas_kernels.ragged_paged_attention.tpu_stream import Call, Softmax, Stream, compute_turns, each_head, keys_values, on_edge, padded
+from pallas_kernels.ragged_paged_attention.layout import LANES
+from pallas_kernels.ragged_paged_attention.tpu_stream import (
+    Call,
+    Softmax,
+    Stream,
+    compute_turns,
+    each_head,
+    keys_values,
+    on_edge,
+    padded,
+    select,
+)
 
 
 def decode(
@@ -25,12 +35,12 @@ def decode(
     floor: jax.Array,
     call: Call,
 ) -> tuple[jax.Array, jax.Array]:
-    """q [R, H, D], words [R, W, L]; returns [R, H, D], zeros for rows past num_decodes, and the cache."""
+    """q [R, H, D], words [R, W, L]; returns [R, H, D], or [R, H, latent], zeros for rows past num_decodes, and the cache."""
     shape, blocks = call.shape, call.blocks
     num_rows, num_heads, head_dim = q.shape
     rows_a_turn = min(blocks.decode_rows, num_rows)
     turns = pl.cdiv(num_rows, rows_a_turn)
-    heads, group = shape.num_kv_heads, shape.padded_group
+    heads, group, unit = shape.num_kv_heads, shape.padded_group, shape.tile_rows
     q = padded(padded(q.reshape(num_rows, heads, shape.group, head_dim), 2, group), 3, shape.padded_dim)
     q, words = padded(q, 0, turns * rows_a_turn), padded(words, 0, turns * rows_a_turn)
     items = work.decode_items(kv_lens, call.window)
@@ -51,8 +61,8 @@ def decode(
             def compute(block: Any, slot: Any, is_last: Any) -> None:
                 position = high[item] - 1 - block * stream.positions  # of the new token
                 page = position // shape.page_size
-                start = pl.multiple_of(lax.rem(position, shape.page_size) // SUBLANES * SUBLANES, SUBLANES)
-                rows = pl.ds(start, SUBLANES)
+                start = pl.multiple_of(lax.rem(position, shape.page_size) // unit * unit, unit)
+                rows = pl.ds(start, unit)
 
                 def write() -> Any:
                     target = cache.at[stream.page_id(item, block * stream.pages + page), :, rows, :]
@@ -60,10 +70,10 @@ def decode(
 
                 @pl.when(is_last)
                 def _() -> None:
-                    is_new = lax.broadcasted_iota(jnp.int32, (SUBLANES, shape.padded_dim), 0) == lax.rem(position, SUBLANES)
+                    is_new = lax.broadcasted_iota(jnp.int32, (unit, shape.padded_dim), 0) == lax.rem(position, unit)
                     for head in range(shape.word_heads):
                         old = buffer[slot, page, head, rows, :]
-                        buffer[slot, page, head, rows, :] = jnp.where(is_new, words[local, pl.ds(head, 1), :], old)
+                        buffer[slot, page, head, rows, :] = select(is_new, words[local, pl.ds(head, 1), :], old)
                     write().start()
 
                 _attend_row(item, local, block, slot)
@@ -92,7 +102,7 @@ def decode(
                         known = (begin, end)
                         offset = lax.broadcasted_iota(jnp.int32, (group, positions), 1)
                         visible = (offset >= begin) & (offset < end)
-                    keys, values = keys_values(buffer, slot, pages, head, call.dtype, known)
+                    keys, values = keys_values(buffer, slot, pages, head, call, known)
                     softmax.add(head, q[local, head], keys, values, visible)
 
                 on_edge((begin > 0) | (end < positions), lambda edge: each_head(heads, lambda head: one_head(head, edge)))
@@ -115,22 +125,23 @@ def decode(
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=[
-                pl.BlockSpec((rows_a_turn, heads, group, shape.padded_dim), by_rows),
+                pl.BlockSpec((rows_a_turn, heads, group, shape.value_dim), by_rows),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
             scratch_shapes=[
                 pltpu.VMEM((2, blocks.decode_pages, *cache.shape[1:]), cache.dtype),
                 pltpu.VMEM((heads, group, LANES), jnp.float32),
                 pltpu.VMEM((heads, group, LANES), jnp.float32),
-                pltpu.VMEM((heads, group, shape.padded_dim), jnp.float32),
+                pltpu.VMEM((heads, group, shape.value_dim), jnp.float32),
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.SemaphoreType.DMA((1,)),
                 pltpu.SMEM((1,), jnp.int32),
             ],
         ),
-        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
+        out_shape=[jax.ShapeDtypeStruct((*q.shape[:3], shape.value_dim), q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
         input_output_aliases={len(scalars) + 3: 1},
         name="ragged_paged_decode",
         **call.params(blocks.decode_vmem(shape)),
     )(*scalars, floor, q, words, cache)
-    return out[:num_rows, :, : shape.group, :head_dim].reshape(num_rows, num_heads, head_dim), cache
+    out = out[:num_rows, :, : shape.group, : shape.latent or head_dim]
+    return out.reshape(num_rows, num_heads, -1), cache

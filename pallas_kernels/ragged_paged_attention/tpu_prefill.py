@@ -25,7 +25,7 @@ def prefill(
     floor: jax.Array,
     call: Call,
 ) -> jax.Array:
-    """q [T, H, D]; returns [T, H, D], zeros for tokens of no row and of decodes."""
+    """q [T, H, D]; returns [T, H, D], or [T, H, latent], zeros for tokens of no row and of decodes."""
     shape, blocks = call.shape, call.blocks
     num_tokens, num_heads, head_dim = q.shape
     heads, group, tile = shape.num_kv_heads, shape.group, blocks.query_tile
@@ -65,7 +65,7 @@ def prefill(
                         if edge:
                             known = (low[item] - at, high[item] - at)
                             visible = _visible(at)
-                        keys, values = keys_values(buffer, slot, pages, head, call.dtype, known)
+                        keys, values = keys_values(buffer, slot, pages, head, call, known)
                         softmax.add(head, q[head], keys, values, visible)
 
                     on_edge(edge, lambda edge: each_head(heads, lambda head: one_head(head, edge)))
@@ -90,7 +90,10 @@ def prefill(
         each_head(heads, finish)
 
     scalars = (first, table, *items, *tiles)
-    by_tile = pl.BlockSpec((None, heads, rows, shape.padded_dim), lambda i, *_: (i, 0, 0, 0))
+
+    def by_tile(dims: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, heads, rows, dims), lambda i, *_: (i, 0, 0, 0))
+
     out = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -98,22 +101,22 @@ def prefill(
             grid=(num_tiles,),
             in_specs=[
                 pl.BlockSpec(floor.shape, lambda i, *_: (0, 0, 0)),
-                by_tile,
+                by_tile(shape.padded_dim),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=by_tile,
+            out_specs=by_tile(shape.value_dim),
             scratch_shapes=[
                 pltpu.VMEM((2, blocks.prefill_pages, *cache.shape[1:]), cache.dtype),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, shape.padded_dim), jnp.float32),
+                pltpu.VMEM((heads, rows, shape.value_dim), jnp.float32),
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.SMEM((1,), jnp.int32),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=jax.ShapeDtypeStruct((*q.shape[:3], shape.value_dim), q.dtype),
         name="ragged_paged_prefill",
         **call.params(blocks.prefill_vmem(shape)),
     )(*scalars, floor, q, cache)
-    out = out.reshape(num_tiles, heads, group, tile, shape.padded_dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(num_tiles * tile, num_heads, shape.padded_dim)[:num_tokens, :, :head_dim]
+    out = out.reshape(num_tiles, heads, group, tile, shape.value_dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(num_tiles * tile, num_heads, shape.value_dim)[:num_tokens, :, : shape.latent or head_dim]

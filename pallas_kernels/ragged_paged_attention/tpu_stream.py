@@ -117,7 +117,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Softmax:
-    """An unfinished softmax of each KV head in vector memory: running maxima and sums [K, M, 128] (equal lanes), values [K, M, L]."""
+    """An unfinished softmax of each KV head in vector memory: running maxima and sums [K, M, 128] (equal lanes), values [K, M, V], where V
+    is L or what a latent's value takes of it.
+    """
 
     top: Any
     total: Any
@@ -130,7 +132,7 @@ class Softmax:
         self.acc[...] = jnp.zeros(self.acc.shape, jnp.float32)
 
     def add(self, head: Any, q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array | None) -> None:
-        """Take in keys and values [B, L] of one head for queries [M, L]; visible [M, B] (None: all)."""
+        """Take in keys [B, L] and values [B, V] of one head for queries [M, L]; visible [M, B] (None: all)."""
         scores = product(q, k, 1) * self.call.scale
         if self.call.softcap is not None:
             scores = self.call.softcap * jnp.tanh(scores * (1 / self.call.softcap))
@@ -145,7 +147,7 @@ class Softmax:
         self.top[head] = top
 
     def value(self, head: Any) -> jax.Array:
-        """[M, L] float32; zeros where nothing was seen."""
+        """[M, V] float32; zeros where nothing was seen."""
         return self.acc[head] / jnp.maximum(self.total[head][:, :1], 1e-30)
 
 
@@ -155,11 +157,16 @@ def product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32, precision=precision)
 
 
-def keys_values(
-    buffer: Any, slot: Any, pages: Any, head: Any, dtype: jnp.dtype, known: tuple[Any, Any] | None
-) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [B, L] of one head in some pages of a slot. Of an edge block only positions [begin, end) are `known`: others may not
-    have been fetched, and become zero, since whatever bits lie there might be NaN.
+def select(chosen: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """`where`, in the dtype of `old`. Masks are of 32-bit elements: narrower ones are widened, exactly."""
+    if old.dtype.itemsize == 4:
+        return jnp.where(chosen, new, old)
+    return jnp.where(chosen, new.astype(jnp.float32), old.astype(jnp.float32)).astype(old.dtype)
+
+
+def keys_values(buffer: Any, slot: Any, pages: Any, head: Any, call: Call, known: tuple[Any, Any] | None) -> tuple[jax.Array, jax.Array]:
+    """Keys [B, L] and values [B, V] of one head in some pages of a slot. Of an edge block only positions [begin, end) are `known`: others
+    may not have been fetched, and become zero, since whatever bits lie there might be NaN.
     """
 
     def words(word_head: Any) -> jax.Array:
@@ -167,11 +174,14 @@ def keys_values(
         if known is None:
             return found
         offset = lax.broadcasted_iota(jnp.int32, found.shape, 0)
-        return jnp.where((offset >= known[0]) & (offset < known[1]), found, jnp.zeros_like(found))
+        return select((offset >= known[0]) & (offset < known[1]), found, jnp.zeros_like(found))
 
+    if call.shape.latent is not None:
+        keys = words(head)
+        return keys, keys[:, : call.shape.value_dim]
     if buffer.dtype == jnp.uint32:
         keys, values = layout.split_word(words(head))
-        return keys.astype(dtype), values.astype(dtype)
+        return keys.astype(call.dtype), values.astype(call.dtype)
     return words(2 * head), words(2 * head + 1)
 
 

@@ -1,34 +1,31 @@
 """Block sizes of the TPU kernel from shapes and device, and the memory that they take.
 
 The defaults follow from sizes alone: transfers long enough to hide latency, score tiles that fill the matrix unit, everything twice for
-double buffering, within a share of the vector memory. `configs/tuned_blocks.json` holds exceptions found by measuring.
+double buffering, within a share of the vector memory. `pallas_kernels/tuned.py` has the exceptions that were found by measuring.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pallas_kernels.devices import MIB, Device
-from pallas_kernels.ragged_paged_attention.layout import LANES, SUBLANES, UnsupportedShapeError
-
-_TABLE = Path(__file__).parents[2] / "configs" / "tuned_blocks.json"
+from pallas_kernels.ragged_paged_attention.layout import LANES, SUBLANES, UnsupportedShapeError, padded_head_dim, tile_rows
+from pallas_kernels.tuned import exception
 
 _DECODE_FETCH_BYTES = 4 * MIB  # about 2.5 us of a v6e's bandwidth: the start of a transfer is small beside it
 _PREFILL_FETCH_POSITIONS = 1024
 _COMPUTE_POSITIONS = 512
 _SCORE_ROWS = 512  # rows of a prefill score tile: query positions x heads of a group
-_DECODE_ROWS = 32
+_DECODE_ROWS, _DECODE_QUERY_BYTES = 32, 2 * MIB
 # Score tiles and their exponentials, which the compiler keeps in vector memory.
 _SCORE_COPIES = 6
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What block sizes depend on, per shard. word_heads: W of the cache layout; itemsize: bytes of a query element."""
+    """What block sizes depend on, per shard. word_heads: W of the cache layout; itemsize: bytes of a query element; latent: see
+    `reference.py`.
+    """
 
     num_tokens: int
     num_rows: int
@@ -39,6 +36,7 @@ class Shape:
     word_heads: int
     padded_dim: int
     itemsize: int
+    latent: int | None = None
 
     @property
     def group(self) -> int:
@@ -47,16 +45,31 @@ class Shape:
     @property
     def padded_group(self) -> int:
         """Query heads of a KV head in a decode, padded to whole tiles of the query's dtype."""
-        return _round_up(self.group, SUBLANES * 4 // self.itemsize)
+        return _round_up(self.group, tile_rows(self.itemsize))
+
+    @property
+    def value_dim(self) -> int:
+        """Padded dims of values and outputs."""
+        return self.padded_dim if self.latent is None else padded_head_dim(self.latent)
+
+    @property
+    def word_bytes(self) -> int:
+        return 4 if self.latent is None else self.itemsize
+
+    @property
+    def tile_rows(self) -> int:
+        """Positions of a tile of the cache."""
+        return tile_rows(self.word_bytes)
 
     @property
     def page_bytes(self) -> int:
-        return self.word_heads * self.page_size * self.padded_dim * 4
+        return self.word_heads * self.page_size * self.padded_dim * self.word_bytes
 
     @property
     def key(self) -> str:
         """How the table of exceptions names the shape; tokens and rows do not matter to the choice."""
-        return f"heads{self.num_heads}/{self.num_kv_heads} dim{self.padded_dim} page{self.page_size} bytes{self.itemsize}"
+        latent = "" if self.latent is None else f" latent{self.latent}"
+        return f"heads{self.num_heads}/{self.num_kv_heads} dim{self.padded_dim}{latent} page{self.page_size} bytes{self.itemsize}"
 
 
 @dataclass(frozen=True)
@@ -80,9 +93,9 @@ class Blocks:
     def decode_vmem(self, shape: Shape) -> int:
         """Bytes of vector memory of a decode."""
         row = shape.num_kv_heads * shape.padded_group
-        queries = 2 * 2 * self.decode_rows * row * shape.padded_dim * shape.itemsize
+        queries = 2 * self.decode_rows * row * (shape.padded_dim + shape.value_dim) * shape.itemsize
         new = 2 * self.decode_rows * _round_up(shape.word_heads, SUBLANES) * shape.padded_dim * 4
-        state = 2 * row * LANES * 4 + row * shape.padded_dim * 4
+        state = 2 * row * LANES * 4 + row * shape.value_dim * 4
         positions = self.decode_compute_pages * shape.page_size
         temporaries = positions * shape.padded_dim * 16 + _SCORE_COPIES * shape.padded_group * positions * 4
         return 2 * self.decode_pages * shape.page_bytes + queries + new + state + temporaries
@@ -90,8 +103,8 @@ class Blocks:
     def prefill_vmem(self, shape: Shape) -> int:
         """Bytes of vector memory of a prefill."""
         rows = shape.group * self.query_tile
-        queries = 2 * 2 * shape.num_kv_heads * rows * shape.padded_dim * shape.itemsize
-        state = shape.num_kv_heads * rows * (2 * LANES + shape.padded_dim) * 4
+        queries = 2 * shape.num_kv_heads * rows * (shape.padded_dim + shape.value_dim) * shape.itemsize
+        state = shape.num_kv_heads * rows * (2 * LANES + shape.value_dim) * 4
         positions = self.prefill_compute_pages * shape.page_size
         temporaries = positions * shape.padded_dim * 16 + _SCORE_COPIES * rows * positions * 4
         return 2 * self.prefill_pages * shape.page_bytes + queries + state + temporaries
@@ -110,14 +123,14 @@ class Blocks:
 APPEND_DEPTH = 3  # pages in flight: one read, one merged, one written
 
 
-def choose_blocks(shape: Shape, device: Device) -> Blocks:
-    """Block sizes for a shape on a device.
+def choose_blocks(shape: Shape, device: Device, *, exceptions: bool = True) -> Blocks:
+    """Block sizes for a shape on a device; without exceptions what follows from sizes alone.
 
     Raises:
         UnsupportedShapeError: page tables that scalar memory cannot hold, or pages of which not even two fit.
     """
     check_smem(shape, device)
-    tuned = _exceptions().get(device.kind, {}).get(shape.key)
+    tuned = exception("ragged_paged_attention", device.kind, shape.key) if exceptions else None
     blocks = Blocks(**tuned) if tuned else _default_blocks(shape)
     budget = device.vmem_bytes // 2
     while blocks.vmem(shape) > budget:
@@ -156,8 +169,9 @@ def _default_blocks(shape: Shape) -> Blocks:
     prefill = pages(_PREFILL_FETCH_POSITIONS)
     tile = 1 << max(4, (_SCORE_ROWS // shape.group).bit_length() - 1)
     tile = min(tile, max(16, 1 << (shape.num_tokens - 1).bit_length()))
+    row_bytes = shape.num_kv_heads * shape.padded_group * shape.padded_dim * shape.itemsize
     return Blocks(
-        decode_rows=min(_DECODE_ROWS, shape.num_rows),
+        decode_rows=max(1, min(_DECODE_ROWS, shape.num_rows, _DECODE_QUERY_BYTES // row_bytes)),
         decode_pages=_multiple(decode, compute),
         decode_compute_pages=min(compute, decode),
         query_tile=tile,
@@ -192,14 +206,3 @@ def _divisor(pages: int, at_most: int) -> int:
 
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
-
-
-@functools.cache
-def _exceptions() -> dict[str, dict[str, dict[str, Any]]]:
-    """Device kind -> shape key -> fields of `Blocks`. No table, no exceptions."""
-    return json.loads(_TABLE.read_text())["ragged_paged_attention"] if _TABLE.is_file() else {}
-
-
-def as_exception(shape: Shape, blocks: Blocks) -> dict[str, dict[str, int]]:
-    """An entry of the table."""
-    return {shape.key: asdict(blocks)}

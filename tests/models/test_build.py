@@ -183,7 +183,7 @@ def test_shards_beyond_the_kv_heads_replicate_them() -> None:
     model = define(LLAMA_8B, dtype="bfloat16", tensor_parallel_size=16)
     assert model.cache_layers[0].num_kv_heads == 16
     assert model.shapes["layers.0.attention.qkv"].shape == (16, 4, 128, 4096)
-    assert model.shapes["layers.0.attention.out"].shape == (4096, 16, 2, 128)
+    assert model.shapes["layers.0.attention.out"].shape == (4096, 4096)
 
 
 def test_shards_that_do_not_divide_are_refused_with_those_that_do() -> None:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.errors import ConfigError
-from jaxllm.ops.attention import LayerCache, choose_backend, gpu
+from jaxllm.ops.attention import AttentionMetadata, LayerCache, choose_backend, gpu
 from jaxllm.specs import AttendSpec, CacheLayer
 
 LAYER = CacheLayer(num_kv_heads=2, head_dim=64, attend=AttendSpec(0.125))
@@ -38,11 +38,30 @@ def test_a_gpu_without_a_kernel_is_said_once(caplog):
 
 def test_layers_that_the_kernel_does_not_know_run_on_xla(caplog):
     tpu = choose_backend("tpu", "TPU v6 lite")
-    for attend in (AttendSpec(0.125, latent=48), AttendSpec(0.125, window=16, chunked=True), AttendSpec(0.125, alibi=(0.5,) * 4)):
-        pages = tpu.cache_shapes(5, 128, CacheLayer(2, 64, attend), jnp.dtype(jnp.bfloat16))
-        assert isinstance(pages, LayerCache)
-        assert (pages.v is None) == (attend.latent is not None)
+    for attend in (AttendSpec(0.125, window=16, chunked=True), AttendSpec(0.125, alibi=(0.5,) * 4)):
+        assert isinstance(tpu.cache_shapes(5, 128, CacheLayer(2, 64, attend), jnp.dtype(jnp.bfloat16)), LayerCache)
     assert "no TPU kernel for" in caplog.text
+
+
+def test_a_latent_lies_in_one_page_on_tpus(caplog):
+    tpu = choose_backend("tpu", "TPU v6 lite")
+    pages = tpu.cache_shapes(5, 128, CacheLayer(1, 576, AttendSpec(0.1, latent=512)), jnp.dtype(jnp.bfloat16))
+    assert (pages.shape, pages.dtype) == ((5, 1, 128, 640), jnp.bfloat16)  # whole lanes
+    assert not caplog.text
+
+
+def test_a_latent_without_a_kernel_on_hopper_is_said_once(caplog):
+    gpu.say_once.cache_clear()
+    if jax.__version_info__ < (0, 11):
+        pytest.skip("this jax has an older Mosaic GPU")
+    backend = choose_backend("gpu", "NVIDIA H200")
+    layer = CacheLayer(1, 20, AttendSpec(0.1, latent=16))
+    cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), backend.cache_shapes(2, 64, layer, jnp.dtype(jnp.bfloat16)))
+    one = jnp.array([1])
+    metadata = AttentionMetadata(one[None], jnp.array([0, 1]), one, jnp.array([0]), jnp.array([0]), jnp.int32(1))
+    out, _ = backend.attend_shard(jnp.ones((1, 4, 20)), jnp.ones((1, 1, 20)), None, cache, metadata, layer.attend, None, None)
+    assert out.shape == (1, 4, 16)
+    assert "attention runs through XLA: attention in float32" in caplog.text
 
 
 def test_float16_and_odd_pages_are_refused_on_tpus():

@@ -17,7 +17,7 @@ class Step(NamedTuple):
 
     q: jax.Array
     k: jax.Array
-    v: jax.Array
+    v: jax.Array | None
     cache: jax.Array
     page_table: jax.Array
     q_starts: jax.Array
@@ -37,9 +37,11 @@ def make_step(
     pages_per_row: int = 6,
     dtype: str = "float32",
     window: int | None = None,
+    latent: bool = False,
     seed: int = 0,
 ) -> Step:
     """`rows` = [(tokens of this step, positions cached before)], decodes first. Pages behind the window are the sink, as in the engine.
+    With a latent there are no values (and num_kv_heads must be 1).
 
     Positions of a page that no row has written hold NaN: nothing may read them.
     """
@@ -48,9 +50,10 @@ def make_step(
     free = list(rng.permutation(np.arange(1, num_pages)))
     table = np.zeros((num_rows, pages_per_row), np.int32)
     q_starts, kv_lens = np.zeros(num_rows + 1, np.int32), np.zeros(num_rows, np.int32)
-    shape = layout.cache_shape(num_pages, page_size, num_kv_heads, head_dim, jnp.dtype(dtype))
+    shape = layout.cache_shape(num_pages, page_size, num_kv_heads, head_dim, jnp.dtype(dtype), latent=latent)
     pages = [jnp.array(rng.normal(size=(num_pages * page_size, num_kv_heads, head_dim)), dtype) for _ in range(2)]
-    words = layout.pack(*pages, jnp.dtype(dtype)).reshape(num_pages, page_size, shape.shape[1], shape.shape[3])
+    words = layout.pack(pages[0], None if latent else pages[1], jnp.dtype(dtype))
+    words = words.reshape(num_pages, page_size, shape.shape[1], shape.shape[3])
     cache = np.array(jnp.swapaxes(words, 1, 2))
     written = np.zeros((num_pages, page_size), bool)
     written[0] = True
@@ -64,17 +67,15 @@ def make_step(
         at += new
         q_starts[i + 1 :] = at
         kv_lens[i] = new + cached
-    nan = np.uint32(0x7FFF7FFF) if shape.dtype == jnp.uint32 else np.float32("nan")
+    nan = np.uint32(0x7FFF7FFF) if shape.dtype == jnp.uint32 else np.array(np.nan, shape.dtype)
     cache = np.where(written[:, None, :, None], cache, nan)
 
     def random(heads: int) -> jax.Array:
         return jnp.array(rng.normal(size=(num_tokens, heads, head_dim)), dtype)
 
     num_decodes = next((i for i, (new, _) in enumerate(rows) if new != 1), len(rows))
-    return Step(
-        random(num_heads), random(num_kv_heads), random(num_kv_heads), jnp.array(cache), jnp.array(table), jnp.array(q_starts),
-        jnp.array(kv_lens), jnp.int32(num_decodes),
-    )  # fmt: skip
+    new = random(num_heads), random(num_kv_heads), None if latent else random(num_kv_heads)
+    return Step(*new, jnp.array(cache), jnp.array(table), jnp.array(q_starts), jnp.array(kv_lens), jnp.int32(num_decodes))
 
 
 def assert_same(got: tuple[jax.Array, jax.Array], want: tuple[jax.Array, jax.Array], step: Step, tolerance: float) -> None:
@@ -87,5 +88,5 @@ def assert_same(got: tuple[jax.Array, jax.Array], want: tuple[jax.Array, jax.Arr
         for position in range(int(step.kv_lens[row])):
             page, offset = int(step.page_table[row, position // step.cache.shape[2]]), position % step.cache.shape[2]
             if page:
-                mine, theirs = (np.asarray(x[1][page, :, offset]).view(np.uint32) for x in (got, want))
+                mine, theirs = (np.asarray(x[1][page, :, offset]).view(np.uint8) for x in (got, want))
                 np.testing.assert_array_equal(mine, theirs, err_msg=f"row {row}, position {position}")

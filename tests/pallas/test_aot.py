@@ -6,9 +6,13 @@ import pytest
 from pallas_kernels.aot import AotError, compile_isolated, missing_compiler
 
 KERNEL = "pallas_kernels.ragged_paged_attention.aot"
+PRODUCTS = "pallas_kernels.quantized_matmul.aot"
 STEP = "jaxllm.runner.aot"
 LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 GEMMA3_4B = {"heads": 8, "kv_heads": 4, "head_dim": 256, "window": 1024}
+# An eighth of 128 heads, and all of them.
+DEEPSEEK_V3_TP8 = {"heads": 16, "kv_heads": 1, "head_dim": 576, "latent": 512}
+DEEPSEEK_V3 = DEEPSEEK_V3_TP8 | {"heads": 128}
 QWEN3_600M = {"heads": 16, "kv_heads": 8, "head_dim": 128}
 PAGES = {"dtype": "bfloat16", "page_size": 128, "pages_per_row": 64, "num_pages": 513}
 SMALL_LLAMA = {
@@ -42,8 +46,10 @@ needs_gpu_compiler = pytest.mark.skipif(
         pytest.param(QWEN3_600M, 64, marks=pytest.mark.heavy),
         pytest.param(LLAMA_8B, 512, marks=pytest.mark.heavy),
         pytest.param(QWEN3_600M, 512, marks=pytest.mark.heavy),
+        (DEEPSEEK_V3_TP8, 64),
+        pytest.param(DEEPSEEK_V3_TP8, 512, marks=pytest.mark.heavy),
     ],
-    ids=["8B decode", "0.6B decode", "8B mixed", "0.6B mixed"],
+    ids=["8B decode", "0.6B decode", "8B mixed", "0.6B mixed", "V3 decode", "V3 mixed"],
 )
 def test_the_kernel_compiles_for_v6e_and_updates_pages_in_place(model, tokens):
     found = compile_isolated(KERNEL, {"target": "v6e:1x1", **PAGES, **model, "tokens": tokens, "rows": 64}, timeout_s=300)
@@ -73,8 +79,10 @@ def check_collectives(found, rows, tokens, itemsize=2):
         pytest.param("h200", LLAMA_8B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
         pytest.param("h100", QWEN3_600M, 512, marks=pytest.mark.heavy),
         pytest.param("h100", GEMMA3_4B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
+        ("h100", DEEPSEEK_V3_TP8, 64),
+        pytest.param("h200", DEEPSEEK_V3, 512, marks=pytest.mark.heavy),
     ],
-    ids=["8B decode", "8B mixed", "8B mixed H200", "0.6B mixed", "Gemma mixed"],
+    ids=["8B decode", "8B mixed", "8B mixed H200", "0.6B mixed", "Gemma mixed", "V3 decode", "V3 mixed H200"],
 )
 def test_the_kernel_compiles_for_hopper_and_updates_pages_in_place(target, model, tokens):
     request = {"target": target, **PAGES, **model, "page_size": 64, "tokens": tokens, "rows": 64}
@@ -116,6 +124,35 @@ def test_the_whole_step_compiles_and_copies_no_pages(target, chips, tokens):
     else:
         check_collectives(found, 16, tokens)
     assert found["kernels"] == layers * (1 if tokens == 16 else 3)
+
+
+PRODUCT = {"num_in": 4096, "num_out": 14336, "values": "float8_e4m3fn", "group": 128, "zeros": False, "activations": None}
+INT4 = {"values": "int4", "group": 32, "zeros": True}
+
+
+@needs_tpu_compiler
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("target", "rows", "options"),
+    [
+        ("v6e:1x1", 8, {}),
+        ("v6e:1x1", 2048, INT4),
+        pytest.param("v5e:1x1", 64, INT4, marks=pytest.mark.ahead_of_time),
+        pytest.param("tpu7x:2x2x1", 2048, {"activations": "float8_e4m3fn"}, marks=pytest.mark.ahead_of_time),
+    ],
+)
+def test_products_with_quantized_groups_compile_for_tpus_and_copy_no_weight(target, rows, options):
+    found = compile_isolated(PRODUCTS, {"target": target, "rows": rows, "kernel": True, **PRODUCT, **options}, timeout_s=300)
+    assert found["temp_bytes"] < MIB
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("target", [pytest.param("v6e:1x1", marks=needs_tpu_compiler), pytest.param("h100", marks=needs_gpu_compiler)])
+@pytest.mark.parametrize("activations", [None, "int8"])
+def test_scales_of_outputs_need_no_kernel(target, activations):
+    request = {**PRODUCT, "values": "int8", "group": None, "activations": activations}
+    found = compile_isolated(PRODUCTS, {"target": target, "rows": 8, "kernel": False, **request}, timeout_s=300)
+    assert found["temp_bytes"] < 4 * MIB < found["argument_bytes"]  # on GPUs sums of parts of the inputs
 
 
 @needs_tpu_compiler

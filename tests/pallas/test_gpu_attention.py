@@ -28,6 +28,8 @@ def step_of(rows, num_tokens, num_rows, **options):
 
 def pages_of(words, head_dim):
     """Pages of the GPU's layout from those of the TPU's; nothing in them may be anything but finite."""
+    if words.dtype == jnp.bfloat16:
+        return jnp.swapaxes(jnp.where(jnp.isfinite(words), words, 0)[..., :head_dim], 2, 3), None
     keys, values = (x[..., :head_dim].astype(jnp.bfloat16) for x in layout.unpack(jnp.array(words)))
     keys, values = (jnp.where(jnp.isfinite(x), x, 0) for x in (keys, values))
     return jnp.swapaxes(keys, 2, 3), values
@@ -41,7 +43,7 @@ def check(step, *, interpret=None, splits=None, **options):
     expected, words = reference.attend(*step, **options)
     total = int(step.q_starts[-1])
     np.testing.assert_allclose(np.asarray(out[:total], np.float32), np.asarray(expected[:total], np.float32), atol=2e-2, rtol=2e-2)
-    for got, want in zip(cache, pages_of(words, step.q.shape[2]), strict=True):
+    for got, want in zip(jax.tree.leaves(cache), jax.tree.leaves(pages_of(words, step.q.shape[2])), strict=True):
         np.testing.assert_array_equal(np.asarray(got[1:], np.float32), np.asarray(want[1:], np.float32))
     return out
 
@@ -77,6 +79,18 @@ def test_every_head_dim_equals_the_reference(head_dim):
     check(step_of([(1, 70), (5, 62)], 8, 2, head_dim=head_dim, num_heads=2, num_kv_heads=1), scale=0.1)
 
 
+LATENT = {"num_kv_heads": 1, "head_dim": 192, "latent": True}
+
+
+def test_decodes_of_latents_equal_the_reference():
+    check(step_of(DECODES, 8, 8, num_heads=16, **LATENT), scale=0.1, latent=128, splits=2)
+
+
+@pytest.mark.heavy
+def test_more_heads_than_rows_of_a_tile_share_a_latent():
+    check(step_of([(1, 140), (5, 62), (0, 0), (9, 60)], 24, 5, num_heads=128, **LATENT), scale=0.1, latent=128)
+
+
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -85,6 +99,9 @@ def test_every_head_dim_equals_the_reference(head_dim):
         (("bfloat16", 4, 2, 64, 16), "pages of 16 positions .* block_size 64, 128 or 256"),
         (("bfloat16", 256, 2, 64, 64), "128 heads to a KV head"),
         (("bfloat16", 4, 2, 256, 256), "block_size=128 would"),
+        (("bfloat16", 16, 1, 576, 128, 512), "block_size=64 would"),
+        (("bfloat16", 16, 1, 592, 64, 520), "a latent of 520 in keys of 592 .* 128, 256, 384, 512"),
+        (("bfloat16", 130, 1, 576, 64, 512), "130 heads of a latent .* multiples of 3 are"),
     ],
 )
 def test_a_shape_that_cannot_run_is_refused_with_what_would(shape, message):
@@ -97,6 +114,11 @@ RACING = step_of([(1, 150), (40, 100)], 48, 2, num_heads=1, num_kv_heads=1)
 
 def test_transfers_and_computation_do_not_race():
     check(RACING, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1)
+
+
+def test_warpgroups_that_share_rows_of_a_latent_do_not_race():
+    step = step_of([(1, 150), (6, 100), (0, 0), (2, 62)], 16, 5, num_heads=16, **LATENT)
+    check(step, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1, latent=128)
 
 
 def test_a_missing_wait_for_a_free_slot_is_caught(monkeypatch):

@@ -19,7 +19,7 @@ MIXED = [(1, 17), (1, 40), (9, 0), (2, 38), (0, 0), (13, 8), (3, 6)]
 PROMPTS = [(16, 0), (17, 15), (2, 7)]  # a tile, a tile and one, and both sides of a page border
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "blocks", "interpret"))
+@functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "latent", "blocks", "interpret"))
 def run(step, *, sinks=None, **options):
     return tpu.attend(*step, sinks=sinks, **options)
 

@@ -8,6 +8,8 @@ import pytest
 from jaxllm.ops.attention import AttentionBackend, choose_backend, tpu
 from pallas_kernels.devices import find_device
 from tests.checkpoints import tiny_config, write_model
+from tests.golden.case import load_golden
+from tests.golden.cases import CASES
 from tests.runner import harness
 from tests.runner.harness import Engine, greedy
 
@@ -37,3 +39,11 @@ def test_the_tpu_kernel_serves_an_engine(architecture, changes, shards, tmp_path
         engine = Engine(directory, **options)
         tokens.append([result.tokens for result in engine.generate(prompts, greedy(8))])
     assert tokens[0] == tokens[1]
+
+
+def test_latents_give_the_golden_tokens(tmp_path, monkeypatch):
+    case, golden = CASES["deepseek_v3"], load_golden("deepseek_v3")
+    monkeypatch.setattr(harness, "choose_backend", lambda platform: INTERPRETED)
+    engine = Engine(case.write(tmp_path), max_num_batched_tokens=24, max_num_seqs=4, tensor_parallel_size=2)
+    (result,) = engine.generate([golden.prompt], greedy(len(golden.tokens)))
+    assert result.tokens == golden.tokens.tolist()

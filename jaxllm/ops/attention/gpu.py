@@ -51,20 +51,21 @@ class Attend:
         sinks: jax.Array | None = None,
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
-        """q [T, H, D], k and v [T, K, D], sinks and slopes [H] of one shard; returns ([T, H, D], cache)."""
+        """q [T, H, D], k and v [T, K, D], sinks and slopes [H] of one shard; returns ([T, H, D], cache). For a latent, v is None and the
+        output [T, H, latent].
+        """
         from pallas_kernels.ragged_paged_attention import gpu
 
         lacking = {
             "chunked attention": spec.chunked,
-            "multi-head latent attention": cache.v is None,
             "linear biases": slopes is not None,
             "layers that read another's keys and values": k is None,
         }
-        if any(lacking.values()) or k is None or v is None or cache.v is None:
+        if any(lacking.values()) or k is None:
             say_once("there is no GPU kernel for " + ", ".join(kind for kind, asked in lacking.items() if asked))
             return xla.attend(q, k, v, cache, metadata, spec, sinks, slopes)
         try:
-            gpu.check_shape(q.dtype, q.shape[1], k.shape[1], q.shape[2], cache.page_size)
+            gpu.check_shape(q.dtype, q.shape[1], k.shape[1], q.shape[2], cache.page_size, spec.latent)
         except UnsupportedShapeError as error:
             say_once(str(error))
             return xla.attend(q, k, v, cache, metadata, spec, sinks)
@@ -81,6 +82,7 @@ class Attend:
             window=spec.window,
             softcap=spec.softcap,
             sinks=sinks,
+            latent=spec.latent,
             interpret=self.interpret,
         )
         return out, LayerCache(k_pages, v_pages)
