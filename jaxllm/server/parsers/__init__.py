@@ -6,8 +6,7 @@ from jaxllm.server.parsers.detect import opens_reasoning, reasoning_format_of, t
 from jaxllm.server.parsers.events import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from jaxllm.server.parsers.formats import ReasoningFormat, ToolFormat
 from jaxllm.server.parsers.parser import OutputParser
-from jaxllm.server.parsers.reasoning_formats import REASONING_FORMATS
-from jaxllm.server.parsers.tool_formats import TOOL_FORMATS
+from jaxllm.server.parsers.tables import REASONING_FORMATS, TOOL_FORMATS
 
 __all__ = [
     "REASONING_FORMATS",

@@ -1,4 +1,4 @@
-"""What describes a format: literal markers, keys and a few patterns. The tables are in tool_formats.py and reasoning_formats.py."""
+"""What describes a format: literal markers, keys and a few patterns. The formats are in formats.toml."""
 
 from __future__ import annotations
 

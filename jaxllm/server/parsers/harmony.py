@@ -40,9 +40,7 @@ class _Header:
 def read_harmony(source: Source, calls: CallReader, content: Channel, reasoning: Channel, *, reads_calls: bool) -> Reading[None]:
     """Read a whole output; without `reads_calls`, messages to functions are part of the answer."""
     space = yield from source.space()
-    while not source.ended and _BEGINNING.may_begin(source.text, source.pos):
-        yield
-    if not _BEGINNING.regex.match(source.text, source.pos):
+    if not (yield from source.comes(_BEGINNING)):
         # No header: all of it is the answer.
         content.write(space)
         yield from _body(source, content)

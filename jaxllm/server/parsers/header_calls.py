@@ -9,6 +9,8 @@ from jaxllm.server.parsers.literals import read_value
 from jaxllm.server.parsers.source import Malformed, Reading, markers
 
 MAX_HEADER = 512
+# A list of objects, and not a marker in brackets.
+_LIST = markers("[{", "[ ", "[\n", "[\r", "[\t")
 
 
 def read_header_calls(calls: CallReader, form: HeaderCalls) -> Reading[None]:
@@ -17,7 +19,7 @@ def read_header_calls(calls: CallReader, form: HeaderCalls) -> Reading[None]:
     ends = markers(*form.header_ends, *form.header_stops)
     closers = markers(*form.call_closes)
     yield from source.match(markers(*form.opens))
-    if form.listed is not None and (yield from _begins_list(calls)):
+    if form.listed is not None and (yield from source.comes(_LIST, behind_space=MAX_HEADER)):
         yield from read_json_section(calls, form.listed)
         return
     while True:
@@ -47,22 +49,5 @@ def read_header_calls(calls: CallReader, form: HeaderCalls) -> Reading[None]:
         if (yield from source.match(markers(*form.closes))) is not None or not form.call_opens:
             source.end_trial()
             return
-        if (yield from source.peek()) == "" or (yield from _next(calls, form)) is False:
+        if not (yield from source.comes(markers(*form.call_opens))):
             raise Malformed
-
-
-def _begins_list(calls: CallReader) -> Reading[bool]:
-    """Whether a list of objects comes next, and not a marker in brackets; it is not read."""
-    source = calls.source
-    yield from source.space()
-    yield from source.available(2)
-    bracket, following = source.text[source.pos : source.pos + 1], source.text[source.pos + 1 : source.pos + 2]
-    return bracket == "[" and (following == "{" or following.isspace())
-
-
-def _next(calls: CallReader, form: HeaderCalls) -> Reading[bool]:
-    """Whether another call's marker comes next; it is not read."""
-    source, words = calls.source, markers(*form.call_opens)
-    while not source.ended and words.may_begin(source.text, source.pos):
-        yield
-    return words.regex.match(source.text, source.pos) is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxllm.server.parsers.calls import CallReader
 from jaxllm.server.parsers.channel import Channel
-from jaxllm.server.parsers.events import ArgumentsDelta, ContentDelta, Event, ReasoningDelta
+from jaxllm.server.parsers.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from jaxllm.server.parsers.formats import HarmonyCalls, HeaderCalls, JsonCalls, PythonCalls, ReasoningFormat, TaggedCalls, ToolFormat
 from jaxllm.server.parsers.harmony import read_harmony
 from jaxllm.server.parsers.header_calls import read_header_calls
@@ -18,6 +19,12 @@ from jaxllm.server.parsers.source import Malformed, Markers, Reading, Source, ma
 from jaxllm.server.parsers.tagged_calls import read_tagged_calls
 
 HARMONY_REASONING = "openai_gptoss"
+_READERS: dict[type[ToolFormat], Callable[[CallReader, Any], Reading[None]]] = {
+    JsonCalls: read_json_calls,
+    HeaderCalls: read_header_calls,
+    TaggedCalls: read_tagged_calls,
+    PythonCalls: read_python_calls,
+}
 
 
 class OutputParser:
@@ -99,14 +106,10 @@ class OutputParser:
     def _emit(self, event: Event) -> None:
         """Report an event; text that goes on joins what was not handed out yet."""
         last = self._events[-1] if self._events else None
-        if isinstance(event, ContentDelta) and isinstance(last, ContentDelta):
-            self._events[-1] = ContentDelta(last.text + event.text)
-        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            self._events[-1] = ReasoningDelta(last.text + event.text)
-        elif isinstance(event, ArgumentsDelta) and isinstance(last, ArgumentsDelta) and event.index == last.index:
-            self._events[-1] = ArgumentsDelta(event.index, last.text + event.text)
-        else:
+        if last is None or isinstance(event, ToolCallStart) or isinstance(last, ToolCallStart) or replace(last, text=event.text) != event:
             self._events.append(event)
+        else:
+            self._events[-1] = replace(last, text=last.text + event.text)
 
     def _answer(self) -> Reading[None]:
         source, form = self._source, self._reasoning_format
@@ -114,7 +117,8 @@ class OutputParser:
             if form.kept_with:
                 self._content.write(form.kept_with)
             space = yield from source.space()
-            opened = yield from source.match(markers(*form.starts))
+            # Where the prompt opened reasoning, an opening of the model's own is part of it.
+            opened = None if self._starts_in_reasoning else (yield from source.match(markers(*form.starts)))
             inside = form.implied if self._starts_in_reasoning is None else self._starts_in_reasoning
             if opened is not None or inside:
                 yield from self._think("" if opened is not None else space)
@@ -187,24 +191,13 @@ class OutputParser:
         self._source.begin_trial()
         before = calls.count
         try:
-            yield from self._read_section()
+            yield from _READERS[type(self._tools)](calls, self._tools)
         except Malformed:
             calls.give_up()
         failed = self._source.end_trial()
         if calls.count > before:
             self._content.at_marker()
         self._content.write(failed)
-
-    def _read_section(self) -> Reading[None]:
-        tools = self._tools
-        if isinstance(tools, JsonCalls):
-            yield from read_json_calls(self._calls, tools)
-        elif isinstance(tools, HeaderCalls):
-            yield from read_header_calls(self._calls, tools)
-        elif isinstance(tools, TaggedCalls):
-            yield from read_tagged_calls(self._calls, tools)
-        elif isinstance(tools, PythonCalls):
-            yield from read_python_calls(self._calls, tools)
 
     def _harmony(self) -> Reading[None]:
         yield from read_harmony(

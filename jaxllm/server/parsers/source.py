@@ -108,10 +108,24 @@ class Source:
                 return "".join(read)
             yield
 
+    def comes(self, words: Markers, *, behind_space: int = 0) -> Reading[bool | None]:
+        """Whether one of the words comes next, behind at most so much white space; None where the text ends before that is clear.
+        Nothing is read.
+        """
+        while True:
+            found = _SPACE.match(self.text, self.pos) if behind_space else None
+            start = found.end() if found else self.pos
+            if start - self.pos > behind_space:
+                return False
+            if not words.may_begin(self.text, start):
+                return words.regex.match(self.text, start) is not None
+            if self.ended:
+                return None
+            yield
+
     def match(self, words: Markers) -> Reading[str | None]:
         """Read the longest of the words that comes next; None where none does."""
-        while not self.ended and words.may_begin(self.text, self.pos):
-            yield
+        yield from self.comes(words)
         found = words.regex.match(self.text, self.pos)
         return self.take(found.end() - found.start()) if found and found.end() > found.start() else None
 

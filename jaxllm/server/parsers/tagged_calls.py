@@ -9,6 +9,8 @@ from jaxllm.server.parsers.schema import typed_json
 from jaxllm.server.parsers.source import Malformed, Reading, Source, markers
 
 _MAX_HEADER = 512
+# Between the end of a value and what follows it.
+_MAX_SPACE = 256
 _STRING = frozenset(("string",))
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
@@ -81,13 +83,18 @@ def _argument(source: Source, writer: JsonWriter, calls: CallReader, form: Tagge
     types = _types(key.groupdict().get("type"), calls, key["key"], form)
     writer.key(key["key"])
     cdata = form.cdata and (yield from source.match(markers(_CDATA))) is not None
-    sink = _StringSink(writer) if types == _STRING else _TypedSink(writer, types)
-    text = _Lines(sink) if form.value_lines else sink
+    value = _Value(writer, types, lines=form.value_lines)
     ends = markers(_CDATA_END) if cdata else markers(form.value_close, *form.value_stops)
-    if (yield from source.until(ends, text.write, keep=form.value_stops)) is None:
-        sink.cut()
+    follows = markers(form.key_open, *form.call_closes, *form.closes, *form.call_opens)
+    while (word := (yield from source.until(ends, value.write, keep=form.value_stops))) is not None:
+        # Text may hold what looks like its end: then nothing of the format follows.
+        is_end = word != form.value_close or not (types is None or "string" in types)
+        if is_end or (yield from source.comes(follows, behind_space=_MAX_SPACE)) is not False:
+            break
+        value.write(word)
+    value.close(cut=word is None)
+    if word is None:
         raise Malformed
-    sink.close()
     if cdata:
         yield from source.space()
         yield from source.match(markers(form.value_close))
@@ -105,54 +112,36 @@ def _types(tag: str | None, calls: CallReader, key: str, form: TaggedCalls) -> f
     return types if types is not None or form.untyped_json else _STRING
 
 
-class _StringSink:
-    """Writes a string as it comes."""
+class _Value:
+    """Writes a value while its text comes: a string at once, of another type when it is whole.
 
-    def __init__(self, writer: JsonWriter):
-        self._writer = writer
-        writer.open_string()
+    With `lines`, a line break at either end is not part of it.
+    """
 
-    def write(self, text: str) -> None:
-        self._writer.string_piece(encoded_inside(text))
-
-    def close(self) -> None:
-        self._writer.close_string()
-
-    def cut(self) -> None:
-        """The text ended inside of the string."""
-
-
-class _TypedSink:
-    """Writes a value of another type, once it is whole."""
-
-    def __init__(self, writer: JsonWriter, types: frozenset[str] | None):
+    def __init__(self, writer: JsonWriter, types: frozenset[str] | None, *, lines: bool):
         self._writer = writer
         self._types = types
-        self._pieces: list[str] = []
-
-    def write(self, text: str) -> None:
-        self._pieces.append(text)
-
-    def close(self) -> None:
-        self._writer.value(typed_json("".join(self._pieces), self._types))
-
-    cut = close
-
-
-class _Lines:
-    """Leaves out one line break at either end."""
-
-    def __init__(self, sink: _StringSink | _TypedSink):
-        self._sink = sink
+        self._lines = lines
         self._begun = False
         self._held = ""
+        self._pieces: list[str] = []
+        if types == _STRING:
+            writer.open_string()
 
     def write(self, text: str) -> None:
-        if not self._begun:
+        if self._lines:
+            text = self._held + (text if self._begun else text.removeprefix("\n"))
             self._begun = True
-            text = text.removeprefix("\n")
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
-        text = text.removesuffix("\n")
-        if text:
-            self._sink.write(text)
+            self._held = text[len(text.removesuffix("\n")) :]
+            text = text.removesuffix("\n")
+        if self._types != _STRING:
+            self._pieces.append(text)
+        elif text:
+            self._writer.string_piece(encoded_inside(text))
+
+    def close(self, *, cut: bool) -> None:
+        """The value ends; `cut`: the output does so before it."""
+        if self._types != _STRING:
+            self._writer.value(typed_json("".join(self._pieces), self._types))
+        elif not cut:
+            self._writer.close_string()

@@ -36,6 +36,7 @@ _PLOT = ("plot", {"points": [[1, 2.5], [-3, 4e2]], "style": {"color": "red"}, "s
 _SEARCH_JSON = '{"name": "search", "arguments": {"query": "cats & dogs", "limit": 3}}'
 _WRITE_JSON = r'{"name": "write_file", "arguments": {"path": "a.py", "text": "if a < b:\n    print(\"{a}\")\n"}}'
 _QWEN_WRITE = f"<function=write_file>\n<parameter=path>\na.py\n</parameter>\n<parameter=text>\n{_CODE}\n</parameter>\n</function>"
+_LAUNCH = '<node>\n  <parameter name="a">1</parameter>\n  <parameter name="b">2</parameter>\n</node>'
 _QWEN_PLOT = (
     "<function=plot>\n<parameter=points>\n[[1, 2.5], [-3, 4e2]]\n</parameter>\n<parameter=style>\n{'color': 'red'}\n</parameter>\n"
     "<parameter=scale>\n0.5\n</parameter>\n<parameter=grid>\nTrue\n</parameter>\n</function>"
@@ -87,6 +88,12 @@ TOOL_EXAMPLES: dict[str, list[Example]] = {
             tools=ALL,
         ),
         Example("Use <function=f> to call it", "Use <function=f> to call it"),
+        # Text may hold what looks like its end, where nothing of the format follows.
+        Example(
+            f"<tool_call>\n<function=write_file>\n<parameter=text>\n{_LAUNCH}\n</parameter>\n</function>\n</tool_call>",
+            calls=[("write_file", {"text": _LAUNCH}, None)],
+            tools=ALL,
+        ),
     ],
     "llama3_json": [
         Example('{"name": "search", "parameters": {"query": "cats & dogs", "limit": 3}}', calls=[_SEARCH], tools=ALL),
@@ -185,6 +192,11 @@ TOOL_EXAMPLES: dict[str, list[Example]] = {
             tools=ALL,
         ),
         Example("<tool_call>f<arg_key>a</arg_key><arg_value>[1, 2]</arg_value></tool_call>", calls=[("f", {"a": [1, 2]}, None)]),
+        Example(
+            "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>a</arg_value> b\n\n</arg_value></arg_value>\n</tool_call>",
+            calls=[("search", {"query": "a</arg_value> b\n\n</arg_value>"}, None)],
+            tools=ALL,
+        ),
         Example("<tool_call>several words\nand lines</tool_call>", "<tool_call>several words\nand lines</tool_call>"),
     ],
     "granite": [Example(f'<|tool_call|>[{_SEARCH_JSON}, {{"name": "now", "arguments": {{}}}}]', calls=[_SEARCH, _NOW])],
