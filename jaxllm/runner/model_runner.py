@@ -129,15 +129,14 @@ class ModelRunner(Runner):
             return program
 
     def _waiting_rows(self, num_rows: int, places: Sequence[int], rows: Sequence[ScheduledRow], masks: Sequence[np.ndarray]) -> WaitingRows:
-        """Rows of a step of `num_rows`, and padding behind them."""
-        size, count = min(num_rows, _WAITING_ROWS), len(rows)
-        fields = np.zeros((3, size), np.int32)
+        """Rows of a step of `num_rows`, at the same places where there is room for all of the step, and padding."""
+        size = min(num_rows, _WAITING_ROWS)
+        fields, samples = np.zeros((3, size), np.int32), np.zeros(size, np.bool_)
         fields[1] = self._batches.sink_slot
         allowed = np.zeros((size, -(-self._vocab_size // 32)), np.uint32)
-        if count:
-            fields[:, :count] = places, [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
-            allowed[:count] = masks
-        return WaitingRows(rows=fields[0], slots=fields[1], positions=fields[2], samples=np.arange(size) < count, allowed=allowed)
+        for i, place, row, mask in zip(_at(places, num_rows), places, rows, masks, strict=True):
+            fields[:, i], samples[i], allowed[i] = (place, row.slot, row.start + row.num_tokens), True, mask
+        return WaitingRows(*fields, samples=samples, allowed=allowed)
 
     # ----------------------------------------------------------------------------------------------------------------- start
 
@@ -280,7 +279,7 @@ class _PendingStep:
         if self._waited:
             found = found.copy()
             for places, sampled in self._waited:
-                found[places] = np.asarray(getattr(sampled, name))[: len(places)]
+                found[places] = np.asarray(getattr(sampled, name))[_at(places, self._bucket.num_rows)]
         return found
 
     def result(self) -> StepResult:
@@ -335,6 +334,11 @@ class _PendingStep:
                 rows = range(first, first + len(predicted))
                 results[self._order[i]].prompt_logprobs = self._runner._score(self._output.hidden, rows, predicted, count)
             first += row.num_tokens
+
+
+def _at(places: list[int] | Sequence[int], num_rows: int) -> Sequence[int]:
+    """Where rows at `places` of a step of `num_rows` stand among those that waited."""
+    return places if num_rows <= _WAITING_ROWS else range(len(places))
 
 
 def _from_step(ids: np.ndarray, values: np.ndarray, rank: np.ndarray, rows: int, count: int) -> list[TokenLogprobs]:

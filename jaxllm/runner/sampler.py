@@ -15,6 +15,7 @@ from jax import lax
 
 NEVER = jnp.iinfo(jnp.int32).max
 _GREEDY_BELOW = 1e-5
+_BLOCK = 128
 
 
 @jax.tree_util.register_dataclass
@@ -121,32 +122,36 @@ def choose(
     until = jnp.where(samples[:, None], state.bias_until[slots], 0)
     biased = jnp.any(positions[:, None] < until, axis=1)
     penalised = _penalised(floats)
-    special = samples & (biased | penalised | state.masked[slots] | (allowed is not None))
-
+    special = samples & (biased | penalised | state.masked[slots] | ~greedy)
     vocab_size = raw.shape[-1]
-    sampled_ids = raw if num_sampled_ids >= vocab_size else jnp.where(jnp.arange(vocab_size) < num_sampled_ids, raw, -jnp.inf)
-    if allowed is not None:
-        sampled_ids = jnp.where(bits_of(allowed, vocab_size), sampled_ids, -jnp.inf)
 
-    def specialise(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Branches begin with the raw logits, so that no copy of them is made where one pass is enough.
+    def usable(raw: jax.Array) -> jax.Array:
+        logits = raw if num_sampled_ids >= vocab_size else jnp.where(jnp.arange(vocab_size) < num_sampled_ids, raw, -jnp.inf)
+        return logits if allowed is None else jnp.where(bits_of(allowed, vocab_size), logits, -jnp.inf)
+
+    def best(raw: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _best(usable(raw))
+
+    def chosen(raw: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Each passes over all rows of the vocabulary, and most batches need one of them.
-        logits = lax.cond(jnp.any(samples & state.masked[slots]), lambda x: _apply_mask(x, slots, state), lambda x: x, logits)
+        logits = lax.cond(jnp.any(samples & state.masked[slots]), lambda x: _apply_mask(x, slots, state), lambda x: x, usable(raw))
         logits = lax.cond(jnp.any(samples & biased), lambda x: _bias(x, slots, positions, state), lambda x: x, logits)
         choosable = jnp.max(logits, axis=-1) > -jnp.inf
         logits = lax.cond(jnp.any(samples & penalised), lambda x: _penalise(x, slots, floats, penalised, state), lambda x: x, logits)
-        return logits, choosable
+        tokens = lax.cond(
+            jnp.any(samples & ~greedy),
+            lambda logits: jnp.where(greedy, _best(logits)[0], _draw(logits, floats, ints, positions)),
+            lambda logits: _best(logits)[0],
+            logits,
+        )
+        return tokens, choosable
 
-    logits, choosable = lax.cond(jnp.any(special), specialise, lambda logits: (logits, jnp.ones(logits.shape[:1], jnp.bool_)), sampled_ids)
-    tokens = lax.switch(
-        # Where all rows of a step wait for their masks, nothing is sampled yet.
-        jnp.any(samples).astype(jnp.int32) + jnp.any(samples & ~greedy),
-        (
-            lambda logits: jnp.zeros(logits.shape[:1], jnp.int32),
-            lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32),
-            lambda logits: jnp.where(greedy, jnp.argmax(logits, axis=-1), _draw(logits, floats, ints, positions)).astype(jnp.int32),
-        ),
-        logits,
-    )
+    def nothing(raw: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros(raw.shape[:1], jnp.int32), jnp.ones(raw.shape[:1], jnp.bool_)
+
+    # Where all rows of a step wait for their masks, nothing is sampled yet.
+    tokens, choosable = lax.switch(jnp.any(samples).astype(jnp.int32) + jnp.any(special), (nothing, best, chosen), raw)
     top_ids, top_logprobs, rank = lax.cond(
         jnp.any(samples & (ints[:, 3] >= 0)),
         lambda raw, tokens: top_logprobs_of(raw, tokens, max_logprobs),
@@ -154,9 +159,23 @@ def choose(
         raw,
         tokens,
     )
-    # One pass tells overflow: NaN and +inf both survive a maximum.
-    finite = jnp.isfinite(jnp.max(raw, axis=-1))
+    # One pass tells overflow: NaN and +inf both survive a maximum. Rows that waited were told of before.
+    finite = jnp.isfinite(jnp.max(raw, axis=-1)) if allowed is None else jnp.ones_like(choosable)
     return SamplerOutput(tokens, finite, choosable, top_ids, top_logprobs, rank)
+
+
+def _best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first of the best ids under logits [R, V]: ids [R] int32; and whether there is one: [R] bool.
+
+    The best block comes first, by plain maxima: on CPU that is ten times as fast as carrying indices through the whole vocabulary.
+    """
+    rows, vocab_size = logits.shape
+    padded = jnp.pad(logits, ((0, 0), (0, -vocab_size % _BLOCK)), constant_values=-jnp.inf)
+    blocks = padded.reshape(rows, -1, _BLOCK)
+    highest = jnp.max(blocks, axis=-1)
+    block = jnp.argmax(highest, axis=-1)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return (block * _BLOCK + jnp.argmax(inside, axis=-1)).astype(jnp.int32), jnp.max(highest, axis=-1) > -jnp.inf
 
 
 def advance(state: SlotState, slots: jax.Array, samples: jax.Array, tokens: jax.Array) -> SlotState:
@@ -250,7 +269,7 @@ def _draw(logits: jax.Array, floats: jax.Array, ints: jax.Array, positions: jax.
         key = jax.random.wrap_key_data(seed.astype(jnp.uint32), impl="threefry2x32")
         return jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[-1:], jnp.float32)
 
-    return jnp.argmax(scores + jax.vmap(noise)(ints[:, 1:3], positions), axis=-1).astype(jnp.int32)
+    return _best(scores + jax.vmap(noise)(ints[:, 1:3], positions))[0]
 
 
 def _highest(weights: jax.Array, enough) -> jax.Array:

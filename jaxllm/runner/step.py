@@ -99,7 +99,9 @@ class StepProgram:
     def sample_waiting(self, slots: SlotState, logits: jax.Array, waiting: WaitingRows) -> tuple[SlotState, SamplerOutput]:
         """Sample `waiting` rows of a step's logits [R, V]."""
         rows, at, positions, samples, allowed = self._everywhere(tuple(map(jnp.asarray, waiting)))
-        sampled = self._sample(logits[rows], at, positions, samples, slots, allowed)
+        # As many as the step has are in its order: no copy.
+        logits = logits[rows] if rows.shape[0] < logits.shape[0] else logits
+        sampled = self._sample(logits, at, positions, samples, slots, allowed)
         return self._everywhere(advance(slots, at, samples, sampled.tokens)), sampled
 
     def _sample(

@@ -27,6 +27,8 @@ _STACK_BYTES = 1 << 30  # address space; only what is used becomes memory
 _THREADS = 2
 _CACHED_GRAMMARS = 64
 _MAX_REASON_CHARS = 600
+# Texts that grammars often let through whole, so that their tokens are not looked at one by one; short ones for the last of a maxLength.
+_SLICES = [rf'[^"\\\x00-\x1F\x7F]{size}' for size in ("{1,2}", "{1,4}", "{1,7}", "{1,11}", "{1,16}", "{1,22}", "{1,30}", "+")]
 
 
 class GrammarCompiler:
@@ -100,7 +102,7 @@ class GrammarCompiler:
             known = self._tokenizers.get(eos)
             if known is None:
                 vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, eos)
-                known = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
+                known = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids, slices=_SLICES)
                 self._tokenizers[eos] = known
             return known
 
