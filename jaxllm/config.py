@@ -159,6 +159,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step; longer prompts are cut into chunks", low=1)
     scheduling_policy: SchedulingPolicy = option("fcfs", "fcfs, or priority (lower values first, ties by arrival)")
     max_num_queued_reqs: int | None = option(None, "Most requests waiting; more are refused with 503. Default: unbounded", low=1)
+    max_num_queued_tokens: int | None = option(None, "Most tokens of waiting prompts; more are refused with 503. Default: unbounded", low=1)
     async_scheduling: bool = option(True, "Schedule the next step while the device runs this one")
 
     def __post_init__(self) -> None:

@@ -123,6 +123,7 @@ def assemble(
         policy=config.scheduler.scheduling_policy,
         enable_prefix_caching=config.cache.enable_prefix_caching and info.pooling is None,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
         seed=config.model.seed,
         grammars=grammars,
         pooling=info.pooling is not None,

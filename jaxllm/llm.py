@@ -22,7 +22,7 @@ from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.interrupts import interrupts_between_steps
 from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.output_processor import PoolingState, RequestState
-from jaxllm.errors import EngineDeadError, InvalidRequestError, RequestFailedError
+from jaxllm.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
 from jaxllm.launch import start_engine
 from jaxllm.llm_pooling import PoolingMethods, Progress, progress_bar, prompt_list, refuse, same_length
 from jaxllm.outputs import BeamSearchOutput, Logprob, Metric, PoolingRequestOutput, RequestOutput
@@ -53,6 +53,8 @@ class LLM(PoolingMethods):
 
         self._client: InprocClient | None = None
         self.config = config = EngineConfig.from_options(model=model, **options)
+        if config.scheduler.max_num_queued_tokens is not None:
+            raise ConfigError("max_num_queued_tokens is for servers: here prompts wait until the engine takes them")
         files = resolve_model(config.model)
         tokenizer, defaults = load_text_side(config.model, files)
         core, info = start_engine(config, files, tokenizer)

@@ -154,6 +154,11 @@ def test_more_prompts_than_the_queue_bound_wait_for_their_turn(make):
     assert all(sequence.text == "hel" for output in outputs for sequence in output.outputs)
 
 
+def test_a_bound_of_queued_tokens_is_for_servers(make):
+    with pytest.raises(ConfigError, match="max_num_queued_tokens"):
+        make(max_num_queued_tokens=5)
+
+
 def test_chat_goes_through_the_template(make):
     llm = make()
     conversation = [{"role": "user", "content": "hi"}]

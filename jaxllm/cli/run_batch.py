@@ -13,7 +13,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.server.config import ServerConfig
 
 # Of a server's options those that concern what is answered; the others speak of listening.
-_LISTENING = ("host", "port", "uds", "root_path", "api_key", "ssl_keyfile", "ssl_certfile", "shutdown_timeout")
+_LISTENING = ("host", "port", "uds", "root_path", "api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "shutdown_timeout")
 GROUPS: dict[str, type] = {"server": ServerConfig, **CONFIG_GROUPS}
 
 

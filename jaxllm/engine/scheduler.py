@@ -58,6 +58,7 @@ class Scheduler:
         policy: SchedulingPolicy = "fcfs",
         enable_prefix_caching: bool = True,
         max_num_queued_reqs: int | None = None,
+        max_num_queued_tokens: int | None = None,
         seed: int = 0,
         grammars: GrammarMasks | None = None,
         pooling: bool = False,
@@ -67,6 +68,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_num_queued_reqs = max_num_queued_reqs
+        self.max_num_queued_tokens = max_num_queued_tokens
         self.seed = seed
         self.grammars = grammars
         # Requests are pooled: each is computed in one step, and gets no token.
@@ -119,7 +121,8 @@ class Scheduler:
 
         Raises:
             InvalidRequestError: an id in use, an empty prompt, or one that can never be served.
-            QueueFullError: `max_num_queued_reqs` requests wait already, beyond those that a free slot is there for.
+            QueueFullError: `max_num_queued_reqs` requests wait already, beyond those that a free slot is there for; or more than
+                `max_num_queued_tokens` would.
         """
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another", param="request_id")
@@ -133,10 +136,15 @@ class Scheduler:
                 "is the limit, more memory helps (gpu_memory_utilization, kv_cache_memory_bytes)",
                 param="prompt",
             )
-        if self.max_num_queued_reqs is not None and len(self._waiting) - len(self._free_slots) >= self.max_num_queued_reqs:
+        queued = len(self._waiting) - len(self._free_slots)
+        if self.max_num_queued_reqs is not None and queued >= self.max_num_queued_reqs:
             raise QueueFullError(
                 f"{len(self._waiting)} requests are waiting and max_num_queued_reqs={self.max_num_queued_reqs}; try again later"
             )
+        if self.max_num_queued_tokens is not None and queued >= 0:
+            tokens = length + sum(waiting.num_tokens for waiting in self._waiting)
+            if tokens > self.max_num_queued_tokens:
+                raise QueueFullError(f"{tokens} tokens would wait and max_num_queued_tokens={self.max_num_queued_tokens}; try again later")
         grammar = thinking = None
         params = request.sampling_params
         if params.output_grammar is not None or params.thinking_token_budget is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
+
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from jaxllm import __version__
 from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
 from jaxllm.server.config import ServerConfig
 from jaxllm.server.errors import NotFoundError, install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
@@ -56,7 +60,23 @@ def create_app(state: ServerState) -> FastAPI:
         allow_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
     )
+    for path in config.middleware:
+        _add_middleware(app, path)
     return app
+
+
+def _add_middleware(app: FastAPI, path: str) -> None:
+    """Raises ConfigError where the path leads to no middleware."""
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"middleware={path!r} cannot be imported: {error}") from None
+    if inspect.isclass(found):
+        app.add_middleware(found)
+    elif inspect.iscoroutinefunction(found):
+        app.middleware("http")(found)
+    else:
+        raise ConfigError(f"middleware={path!r} is neither a class nor an async function")
 
 
 async def _check_generates(state: State) -> None:

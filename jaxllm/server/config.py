@@ -72,12 +72,18 @@ class ServerConfig:
     allow_credentials: bool = option(False, "Let browsers send credentials from other origins")
     ssl_keyfile: str | None = option(None, "Private key (PEM) for HTTPS")
     ssl_certfile: str | None = option(None, "Certificate (PEM) for HTTPS")
+    ssl_ca_certs: str | None = option(None, "Certificates (PEM) of those who may sign a client's certificate")
+    ssl_cert_reqs: int = option(0, "Whether clients need a certificate: 0 no, 1 they may have one, 2 they must")
+    ssl_ciphers: str | None = option(None, "Ciphers for HTTPS, in OpenSSL's notation. Default: Python's")
+    middleware: tuple[str, ...] = option(
+        (), "ASGI middleware around the application: module.name of a class or an async function; repeatable, the last one outermost"
+    )
     disable_fastapi_docs: bool = option(False, "Do not serve /docs, /redoc and /openapi.json")
     disable_uvicorn_access_log: bool = option(False, "Log no line for each HTTP exchange")
     uvicorn_log_level: LogLevel = option("info", "Log level of the HTTP server")
 
     def __post_init__(self) -> None:
-        for name in ("api_key", "served_model_name", "allowed_origins", "allowed_methods", "allowed_headers"):
+        for name in ("api_key", "served_model_name", "allowed_origins", "allowed_methods", "allowed_headers", "middleware"):
             object.__setattr__(self, name, _words(name, getattr(self, name)))
         check_fields(self)
         if self.port > 65535:
@@ -93,7 +99,11 @@ class ServerConfig:
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             given, missing = ("ssl_keyfile", "ssl_certfile") if self.ssl_keyfile else ("ssl_certfile", "ssl_keyfile")
             raise ConfigError(f"{given} needs {missing} beside it")
-        for name in ("ssl_keyfile", "ssl_certfile"):
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers):
+            raise ConfigError("ssl_ca_certs, ssl_cert_reqs and ssl_ciphers need ssl_certfile and ssl_keyfile beside them")
+        if self.ssl_cert_reqs not in (0, 1, 2) or (self.ssl_cert_reqs and self.ssl_ca_certs is None):
+            raise ConfigError(f"ssl_cert_reqs must be 0, or 1 or 2 with ssl_ca_certs beside it; got {self.ssl_cert_reqs!r}")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
                 raise ConfigError(f"{name}={path!r} is not a file")

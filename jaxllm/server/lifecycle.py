@@ -258,12 +258,16 @@ def _uvicorn_config(config: ServerConfig, app: ASGIApp) -> uvicorn.Config:
         access_log=not config.disable_uvicorn_access_log,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers or "DEFAULT",
         server_header=False,
     )
     try:
         made.load()
     except OSError as error:
         raise ConfigError(
-            f"ssl_certfile={config.ssl_certfile!r} and ssl_keyfile={config.ssl_keyfile!r} cannot be used together as PEM files: {error}"
+            f"ssl_certfile={config.ssl_certfile!r} and ssl_keyfile={config.ssl_keyfile!r} cannot be used together as PEM files, with "
+            f"ssl_ca_certs={config.ssl_ca_certs!r} and ssl_ciphers={config.ssl_ciphers!r}: {error}"
         ) from None
     return made

@@ -99,6 +99,18 @@ def test_the_queue_bound_counts_those_that_find_no_slot() -> None:
     scheduler.add(make_request("d", [1]))
 
 
+def test_the_queue_bound_counts_tokens_of_those_that_find_no_slot() -> None:
+    scheduler = _scheduler(max_num_seqs=1, max_num_queued_tokens=10)
+    scheduler.add(make_request("long", [1] * 20))
+    _step(scheduler)
+    scheduler.add(make_request("a", [1] * 6))
+    with pytest.raises(QueueFullError, match="11 tokens would wait and max_num_queued_tokens=10"):
+        scheduler.add(make_request("b", [1] * 5))
+    scheduler.add(make_request("b", [1] * 4))
+    scheduler.abort(["a"])
+    scheduler.add(make_request("c", [1] * 6))
+
+
 def test_a_pool_without_room_for_a_prompt_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
         _scheduler(max_model_len=1)

@@ -189,6 +189,19 @@ def test_https_is_served_with_a_certificate_and_its_key(start, tmp_path: Path):
     assert server.url.startswith("https://")
 
 
+def test_clients_show_a_certificate_where_the_server_wants_one(start, tmp_path: Path):
+    certificate, key = make_certificate(tmp_path)
+    server = start(ssl_certfile=certificate, ssl_keyfile=key, ssl_ca_certs=certificate, ssl_cert_reqs=2, ssl_ciphers="ECDHE+AESGCM")
+
+    context = ssl.create_default_context(cafile=certificate)
+    url = server.url.replace("127.0.0.1", "localhost") + "/version"
+    with httpx.Client(verify=context) as client, pytest.raises(httpx.TransportError):
+        client.get(url)
+    context.load_cert_chain(certificate, key)
+    with httpx.Client(verify=context) as client:
+        assert client.get(url).status_code == 200
+
+
 def test_an_unusable_certificate_is_one_clear_error(tmp_path: Path):
     certificate, _ = make_certificate(tmp_path)
     config = ServerConfig(host="127.0.0.1", port=0, ssl_certfile=certificate, ssl_keyfile=certificate)

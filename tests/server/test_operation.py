@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxllm import __version__
 from jaxllm.errors import ConfigError
@@ -174,6 +179,40 @@ def test_bodies_above_the_limit_are_refused(make_client):
     assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
+class Tagging:
+    """Middleware as a class: answers have a header that names it."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def tagged(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-tag", b"class")]
+            await send(message)
+
+        await self._app(scope, receive, tagged)
+
+
+async def closed(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    return Response(status_code=418) if request.url.path == "/version" else await call_next(request)
+
+
+def test_middleware_is_put_around_the_application(make_client):
+    client = make_client(middleware=(f"{__name__}.closed", f"{__name__}.Tagging"))
+
+    assert [(found.status_code, found.headers["x-tag"]) for found in map(client.get, ("/version", "/health"))] == [
+        (418, "class"),
+        (200, "class"),
+    ]
+
+
+@pytest.mark.parametrize("path", ["no.such.module", f"{__name__}.absent", f"{__name__}.HELLO"])
+def test_middleware_that_is_none_is_refused(make_client, path: str):
+    with pytest.raises(ConfigError, match=path):
+        make_client(middleware=path)
+
+
 def test_request_ids_are_sent_back_where_the_server_is_told_to(make_client):
     client = make_client(enable_request_id_headers=True)
 
@@ -265,6 +304,8 @@ def test_the_documents_can_be_turned_off(make_client):
         ({"max_request_body_size": 0}, "max_request_body_size"),
         ({"ssl_keyfile": "key.pem"}, "ssl_certfile"),
         ({"ssl_keyfile": "no.pem", "ssl_certfile": "no.pem"}, "ssl_keyfile"),
+        ({"ssl_cert_reqs": 2}, "ssl_certfile"),
+        ({"ssl_keyfile": __file__, "ssl_certfile": __file__, "ssl_cert_reqs": 2}, "ssl_ca_certs"),
         ({"allowed_origins": "[nonsense"}, "allowed_origins"),
         ({"uvicorn_log_level": "loud"}, "uvicorn_log_level"),
     ],
