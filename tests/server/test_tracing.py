@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
 import logging
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -18,6 +25,7 @@ from tests.server.conftest import serving_state
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import HELLO
 
+SERVICE = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -45,6 +53,66 @@ def test_a_span_has_the_times_and_the_trace_of_its_request(engine: FakeEngine):
         assert 0 <= span.attributes["gen_ai.latency.time_to_first_token"] <= span.attributes["gen_ai.latency.e2e"]
         assert span.start_time <= span.end_time
     assert spans[2].parent is None
+
+
+@contextlib.contextmanager
+def http_collector() -> Iterator[tuple[str, list[Any]]]:
+    """An OTLP collector over HTTP: its address, and the requests that it received."""
+    messages = pytest.importorskip(SERVICE)
+    received: list[Any] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body
+            received.append(messages.ExportTraceServiceRequest.FromString(body))
+            self.send_response(200 if self.path == "/v1/traces" else 404)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", received
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def grpc_collector() -> Iterator[tuple[str, list[Any]]]:
+    grpc, service = pytest.importorskip("grpc"), pytest.importorskip(f"{SERVICE}_grpc")
+    received: list[Any] = []
+
+    class Collector(service.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            received.append(request)
+            return pytest.importorskip(SERVICE).ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    service.add_TraceServiceServicer_to_server(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"http://127.0.0.1:{port}", received
+    server.stop(0)
+
+
+@pytest.mark.parametrize(("protocol", "collector"), [("grpc", grpc_collector), ("http/protobuf", http_collector)])
+def test_spans_reach_a_collector(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, protocol: str, collector: Any):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    with collector() as (endpoint, received):
+        state = serving_state(engine, otlp_traces_endpoint=endpoint)
+        client = TestClient(create_app(state))
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        answer = client.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 3}, headers=headers).json()
+        state.tracer.close()
+
+    (spans,) = [scope.spans for request in received for resource in request.resource_spans for scope in resource.scope_spans]
+    (span,) = spans
+    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("llm_request", TRACE, PARENT)
+    found = {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in span.attributes}
+    assert found["gen_ai.usage.prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    assert found["gen_ai.usage.completion_tokens"] == found["gen_ai.request.max_tokens"] == 3
+    assert 0 < found["gen_ai.latency.time_to_first_token"] <= found["gen_ai.latency.e2e"]
+    assert 0 < span.start_time_unix_nano < span.end_time_unix_nano
+    resource = {item.key: item.value.string_value for item in received[0].resource_spans[0].resource.attributes}
+    assert resource["service.name"] == "jaxllm"
 
 
 def test_missing_packages_are_one_clear_line(monkeypatch: pytest.MonkeyPatch):
