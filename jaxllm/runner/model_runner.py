@@ -136,7 +136,7 @@ class ModelRunner(Runner):
         allowed = np.zeros((size, -(-self._vocab_size // 32)), np.uint32)
         for i, place, row, mask in zip(_at(places, num_rows), places, rows, masks, strict=True):
             fields[:, i], samples[i], allowed[i] = (place, row.slot, row.start + row.num_tokens), True, mask
-        return WaitingRows(*fields, samples=samples, allowed=allowed)
+        return WaitingRows(fields[0], fields[1], fields[2], samples, allowed)
 
     # ----------------------------------------------------------------------------------------------------------------- start
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxllm.core_types import CacheKind, CacheSpec
 from jaxllm.models.build import ModelDef
@@ -91,6 +92,9 @@ class StepProgram:
         experts = sharded_experts(self.placement.mesh, experts_axis="expert", width_axis="model")
         hidden, caches = model(tokens, batch.positions, state.caches, self._attend(batch), rows=batch.states, experts=experts)
         logits = model.logits(hidden[batch.last_tokens])
+        if self.placement.mesh.size == 1:
+            # By rows: on CPU products come out transposed, and passes over such logits take many times as long as turning them once.
+            logits = with_layout_constraint(logits, Layout((0, 1)))
         sampled = self._sample(logits, batch.slots, batch.next_positions, batch.samples, state.slots)
         slots = self._everywhere(advance(state.slots, batch.slots, batch.samples, sampled.tokens))
         sampled = sampled._replace(finite=sampled.finite & _finite_rows(hidden, batch))

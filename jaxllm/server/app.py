@@ -72,7 +72,7 @@ def _add_middleware(app: FastAPI, path: str) -> None:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"middleware={path!r} cannot be imported: {error}") from None
     if inspect.isclass(found):
-        app.add_middleware(found)
+        app.add_middleware(found)  # type: ignore[arg-type]
     elif inspect.iscoroutinefunction(found):
         app.middleware("http")(found)
     else:

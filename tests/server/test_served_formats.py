@@ -36,7 +36,7 @@ def test_every_format_comes_through_the_engine(tmp_path: Path):
 
     async def check_all() -> None:
         config = EngineConfig.from_options(model=str(tmp_path), max_model_len=context, max_num_seqs=32, max_num_batched_tokens=256)
-        async with AsyncLLM.from_config(config) as engine:
+        async with AsyncLLM(config=config) as engine:
             await asyncio.gather(*[check(engine, *case, start) for case, start in zip(CASES, STARTS, strict=True)])
 
     asyncio.run(check_all())

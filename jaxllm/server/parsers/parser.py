@@ -191,6 +191,7 @@ class OutputParser:
         self._source.begin_trial()
         before = calls.count
         try:
+            assert self._tools is not None
             yield from _READERS[type(self._tools)](calls, self._tools)
         except Malformed:
             calls.give_up()
