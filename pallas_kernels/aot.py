@@ -131,6 +131,15 @@ def compile_for(function: Any, mesh: Any, *arguments: Any, **keywords: Any) -> A
         return lowered.compile(compiler_options=_DEVICELESS_OPTIONS.get(platform))
 
 
+def temp_bytes(compiled: Any) -> int:
+    """Bytes of HBM that a compiled program allocates for a call, beside its arguments and results."""
+    memory = compiled.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    # The TPU compiler's size of temporaries counts the gaps of their heap once more; newer jax says what is allocated in all.
+    allocated = getattr(memory, "total_allocation_bytes", 0) - memory.argument_size_in_bytes - results
+    return allocated if 0 < allocated < memory.temp_size_in_bytes else memory.temp_size_in_bytes
+
+
 def _gpu_target_config(device: Device) -> str:
     """What XLA must know of a GPU: a text proto out of jax's CUDA plugin, which carries one for each GPU that XLA's own tests compile for.
 

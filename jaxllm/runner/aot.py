@@ -28,7 +28,7 @@ from jaxllm.runner.mesh import MESH_AXES, Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.runner.step import StepProgram, StepState, window_groups
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
-from pallas_kernels.aot import compile_for, serve, target_mesh
+from pallas_kernels.aot import compile_for, serve, target_mesh, temp_bytes
 
 
 def compile_step(request: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 2),
         "argument_bytes": memory.argument_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
+        "temp_bytes": temp_bytes(compiled),
         "alias_bytes": memory.alias_size_in_bytes,
         "cache_bytes": sum(math.prod(pages.sharding.shard_shape(pages.shape)) * pages.dtype.itemsize for pages in jax.tree.leaves(caches)),
         "kernels": len(re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu)', text)),
