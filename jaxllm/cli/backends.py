@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxllm.cli.parser import Arguments, CommandParser
 from jaxllm.config import CONFIG_GROUPS, EngineConfig
@@ -20,6 +20,12 @@ DEFAULT_URL = "http://localhost:8000/v1"
 # Secrets may come from the environment; the first that is set is used.
 API_KEY_VARIABLES = ("JAXLLM_API_KEY", "OPENAI_API_KEY")
 
+if TYPE_CHECKING:
+    from jaxllm.cli.http_client import HttpBackend
+    from jaxllm.cli.local_model import LocalBackend
+
+# Answers one request at a time.
+Backend: TypeAlias = "HttpBackend | LocalBackend"
 Message = dict[str, str]
 # Fields of a request that the session's flags set; the others are left to the model's defaults.
 Sampling = Mapping[str, Any]
@@ -31,17 +37,6 @@ class Piece:
 
     text: str
     finish_reason: str | None = None
-
-
-class Backend(Protocol):
-    """Answers one request at a time."""
-
-    @property
-    def model(self) -> str: ...
-
-    def chat(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Piece]: ...
-
-    def complete(self, prompt: str, sampling: Sampling) -> Generator[Piece]: ...
 
 
 def backend_parser(command: str, does: str) -> CommandParser:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shutil
 import sys
 import textwrap
@@ -20,7 +21,6 @@ from jaxllm.cli.config_file import read_config_file
 from jaxllm.cli.options import Option, field_name, flag_name, options_of
 from jaxllm.config import NOT_OFFERED, happens_anyway
 from jaxllm.errors import ConfigError
-from jaxllm.model_files import overridden
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ class CommandParser:
             ConfigError: an unknown flag (the message offers the nearest), one that is not offered, or a value of the wrong type.
         """
         self._answer_help(argv)
-        namespace, rest = self._parser.parse_known_args(self._normalised(argv))
+        # vLLM's other spelling: underscores in the names of flags.
+        words = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
+        namespace, rest = self._parser.parse_known_args(words)
         values = vars(namespace)
         given = {name: values.pop(name) for name in list(values) if name in self.options}
         for name in list(values):
@@ -109,24 +111,6 @@ class CommandParser:
         path = values.pop("config", None) if self.options else None
         from_file = read_config_file(path, self.options, NOT_OFFERED) if path else {}
         return Arguments(own=namespace, options=from_file | given)
-
-    def _normalised(self, argv: Sequence[str]) -> list[str]:
-        """vLLM's other spellings: underscores in flag names, and `--json-flag.key value` for one key of a JSON flag."""
-        words: list[str] = []
-        source = iter(argv)
-        for word in source:
-            if word == "--":
-                return [*words, word, *source]
-            name, equals, value = word.partition("=")
-            if name.startswith("--"):
-                name = name.replace("_", "-") if "." not in name else name
-                flag, dot, key = name.partition(".")
-                option = self.options.get(field_name(flag))
-                if dot and option is not None and option.kind == "json":
-                    words += [flag_name(option.name), _dotted(key, value if equals else next(source, None), flag)]
-                    continue
-            words.append(name + equals + value)
-        return words
 
     def _take_rest(self, rest: Sequence[str], given: dict[str, Any]) -> None:
         """What argparse did not recognise: the model as a bare word, or an error."""
@@ -227,8 +211,6 @@ def _add_flag(section: argparse._ArgumentGroup, option: Option) -> None:
     shared |= {"type": _reader(option), "metavar": metavar}
     if option.kind == "list":
         section.add_argument(*names, action=_Extend, nargs="+", **shared)
-    elif option.kind == "json":
-        section.add_argument(*names, action=_MergeJson, **shared)
     else:
         section.add_argument(*names, **shared)
 
@@ -254,25 +236,3 @@ _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "json": "JSON", "list": "T
 class _Extend(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
-
-
-class _MergeJson(argparse.Action):
-    """Later JSON flags are laid over earlier ones, so that dotted keys can be combined."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, overridden(getattr(namespace, self.dest, {}), values))
-
-
-def _dotted(key: str, text: str | None, flag: str) -> str:
-    """`a.b` and a value as a JSON object; text that is no JSON is a string."""
-    import json
-
-    if text is None or not all(key.split(".")):
-        raise ConfigError(f"{flag}.{key}: expected {flag}.KEY VALUE")
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return json.dumps(value)

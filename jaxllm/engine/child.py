@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jaxllm.engine.wire import StartMessage
 
 _PR_SET_PDEATHSIG = 1
-_CALLS = frozenset({"reset_prefix_cache", "start_profile", "stop_profile"})
 
 
 def main() -> None:
@@ -35,7 +34,8 @@ def main() -> None:
     if not line:
         os._exit(1)
     lifeline = os.dup(0)
-    _point_stdin_to_null()
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
     watch = threading.Thread(target=_watch_parent, args=(lifeline, line), name="parent-watch", daemon=True)
     watch.start()
     code = _run(line)
@@ -44,12 +44,6 @@ def main() -> None:
         sys.stderr.flush()
     # Not sys.exit: native threads (compilers) could hold up the interpreter's end.
     os._exit(code)
-
-
-def _point_stdin_to_null() -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
 
 
 def _watch_parent(lifeline: int, line: bytes) -> None:
@@ -75,6 +69,7 @@ def _run(line: bytes) -> int:
     sys.path[:] = start.sys_path
     import zmq
 
+    from jaxllm.config import EngineConfig
     from jaxllm.engine import wire
     from jaxllm.logging import configure_logging
 
@@ -88,7 +83,8 @@ def _run(line: bytes) -> int:
     try:
         # Once READY has come the parent removes the sockets' paths, so they must both be connected by then.
         to_engine.recv_multipart()
-        core, info = _start_engine(start)
+        module, _, function = start.factory.partition(":")
+        core, info = getattr(importlib.import_module(module), function)(EngineConfig.from_json(start.config))
         from_engine.send_multipart([wire.FromEngine.READY, wire.encode(info)])
         _serve(core, to_engine, from_engine)
         core.shutdown()
@@ -107,14 +103,6 @@ def _run(line: bytes) -> int:
         from_engine.close(linger=2000)
         to_engine.close(linger=0)
         context.term()
-
-
-def _start_engine(start: StartMessage) -> tuple[EngineCore, Any]:
-    from jaxllm.config import EngineConfig
-
-    module, _, function = start.factory.partition(":")
-    factory = getattr(importlib.import_module(module), function)
-    return factory(EngineConfig.from_json(start.config))
 
 
 def _serve(core: EngineCore, to_engine: zmq.Socket, from_engine: zmq.Socket) -> None:
@@ -164,8 +152,6 @@ def _add(core: EngineCore, frame: bytes) -> None:
 def _call(core: EngineCore, call: Any) -> Any:
     from jaxllm.engine.wire import Reply
 
-    if call.name not in _CALLS:
-        return Reply(call.call_id, None, f"the engine has no call {call.name!r}; it has {', '.join(sorted(_CALLS))}")
     try:
         return Reply(call.call_id, getattr(core, call.name)(*call.args))
     except Exception as error:

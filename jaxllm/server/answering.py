@@ -83,7 +83,7 @@ async def open_answering(
         plan = AnswerPlan(state, body)
         defaults = serving.engine.default_sampling_params
         params = chat_params(body, defaults, plan.constraint, keep_special_tokens=plan.keeps_special_tokens)
-        prompt = await chat_prompt(serving, body, trust_template=state.config.trust_request_chat_template)
+        prompt = await chat_prompt(state, body)
         params = with_reasoning(params, plan, prompt.text, continues=bool(body.continue_final_message))
     except InvalidRequestError as error:
         raise error.renamed(names) from error

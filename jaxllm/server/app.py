@@ -16,7 +16,6 @@ from jaxllm.server.errors import NotFoundError, install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
 from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from jaxllm.server.openapi import install_openapi
-from jaxllm.server.responses_api.store import ResponseStore
 from jaxllm.server.routes import chat, chat_batch, completions, generate, messages, operation, pooling, responses, tokenize
 from jaxllm.server.state import ServerState, State
 
@@ -36,7 +35,6 @@ def create_app(state: ServerState) -> FastAPI:
     # Some proxies strip the prefix, others do not: routes are found with and without it.
     app.root_path = config.root_path
     app.state.server = state
-    app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_responses_bytes)
     for routes in (completions, chat, chat_batch, responses, messages, generate):
         app.include_router(routes.router, dependencies=[Depends(_check_generates)])
     for router in (pooling.router, tokenize.models_router, tokenize.router, operation.router):

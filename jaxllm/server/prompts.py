@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.errors import InvalidRequestError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.server.chat import render_chat
 from jaxllm.server.generating import Prompt
-from jaxllm.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from jaxllm.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, TemplateRequest
 from jaxllm.server.sampling import asked_max_tokens
-from jaxllm.server.state import Serving
+from jaxllm.server.state import ServerState, Serving
 
 MAX_PROMPTS = 1024
 # Sequences of one HTTP request, over all prompts.
@@ -37,13 +36,52 @@ async def completion_prompts(serving: Serving, body: CompletionRequest, params: 
     return [_fitted(serving, body, item, next(of_texts)) if isinstance(item, str) else _fitted(serving, body, None, item) for item in given]
 
 
-async def chat_prompt(serving: Serving, body: ChatCompletionRequest, *, trust_template: bool) -> Prompt:
+async def chat_prompt(state: ServerState, body: ChatCompletionRequest) -> Prompt:
     """The rendered conversation of /v1/chat/completions."""
-    text = render_chat(serving.engine.tokenizer, body.messages, body, trust_template=trust_template)
-    ids = await serving.tokenizing.encode(
+    text = render_chat(state, body.messages, body)
+    ids = await state.serving.tokenizing.encode(
         text, add_special_tokens=bool(body.add_special_tokens), truncated=body.truncate_prompt_tokens is not None
     )
-    return _fitted(serving, body, text, ids)
+    return _fitted(state.serving, body, text, ids)
+
+
+def render_chat(state: ServerState, messages: Sequence[Mapping[str, Any]], request: TemplateRequest) -> str:
+    """The prompt of a conversation.
+
+    Raises:
+        InvalidRequestError: a message that is none, options that exclude each other, an untrusted template, or one that refuses
+            the conversation.
+    """
+    if request.chat_template is not None and not state.config.trust_request_chat_template:
+        raise InvalidRequestError(
+            "chat_template is not taken from requests; start the server with --trust-request-chat-template, or with --chat-template",
+            param="chat_template",
+        )
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort == "none":
+        # Templates of different families read different names.
+        variables = {"enable_thinking": False, "thinking": False, **variables}
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+    _check_content(messages)
+    continues = bool(request.continue_final_message)
+    return state.serving.engine.tokenizer.apply_chat_template(
+        messages,
+        request.tools,
+        add_generation_prompt=not continues if request.add_generation_prompt is None else request.add_generation_prompt,
+        continue_final_message=continues,
+        chat_template=request.chat_template,
+        documents=request.documents,
+        variables=variables,
+    )
+
+
+def _check_content(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Only the assistant may say nothing, where it called tools or is to be continued; templates would print "None" for others."""
+    for number, message in enumerate(messages):
+        if message.get("content") is None and message.get("role") != "assistant":
+            where = f"messages[{number}].content"
+            raise InvalidRequestError(f"{where} must be text or a list of text parts, got null", param="messages")
 
 
 def split_prompts(prompt: Any, name: str, most: int) -> list[str | list[int]]:

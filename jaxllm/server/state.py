@@ -16,6 +16,7 @@ from jaxllm.server.config import ServerConfig
 from jaxllm.server.errors import ModelNotFoundError, NotReadyError
 from jaxllm.server.logprobs import token_texts
 from jaxllm.server.output_formats import OutputFormats, settle_formats
+from jaxllm.server.responses_api.store import ResponseStore
 from jaxllm.server.tokenizing import Tokenizing
 from jaxllm.server.tracing import RequestTracer
 
@@ -62,6 +63,7 @@ class ServerState:
     def __init__(self, config: ServerConfig):
         self.config = config
         self.tracer = None if config.otlp_traces_endpoint is None else RequestTracer(config.otlp_traces_endpoint)
+        self.responses = ResponseStore(config.max_stored_responses, config.max_stored_responses_bytes)
         self.phase = Phase.LOADING
         self.open_tasks: set[asyncio.Task[None]] = set()
         self._serving: Serving | None = None

@@ -16,11 +16,10 @@ from jaxllm.engine.pooling_processor import PoolingPrompt, cosine, matched_texts
 from jaxllm.errors import InvalidRequestError
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.chat import render_chat
 from jaxllm.server.errors import NotFoundError
 from jaxllm.server.generating import EngineJob, final_outputs
 from jaxllm.server.pooling_api.protocol import InputRequest, PoolingRequest, VectorRequest
-from jaxllm.server.prompts import split_prompts
+from jaxllm.server.prompts import render_chat, split_prompts
 from jaxllm.server.responses import Usage
 from jaxllm.server.scope import request_scope
 from jaxllm.server.state import ServerState, Serving
@@ -67,8 +66,7 @@ async def run_inputs(state: ServerState, request: Request, body: InputRequest, p
     """Pool the inputs of a request, or its conversation."""
     special = body.add_special_tokens
     if body.messages is not None:
-        trust = state.config.trust_request_chat_template
-        text = render_chat(state.serving.engine.tokenizer, body.messages, body, trust_template=trust)
+        text = render_chat(state, body.messages, body)
         return await run_prompts(state, request, body, [text], params, prefix, "messages", add_special_tokens=bool(special))
     prompts = split_prompts(body.input, "input", MAX_INPUTS)
     return await run_prompts(state, request, body, prompts, params, prefix, "input", add_special_tokens=special is not False)

@@ -74,6 +74,13 @@ class ResponseStore:
     def running(self, response_id: str) -> Running | None:
         return self._running.get(response_id)
 
+    async def cancel(self, response_id: str) -> None:
+        """End a response that is being made, and wait until it has ended."""
+        running = self._running.get(response_id)
+        if running is not None:
+            running.task.cancel()
+            await asyncio.wait({running.task})
+
     def response(self, response_id: str) -> bytes:
         """JSON of a response as far as it is made. Raises NotFoundError."""
         running = self._running.get(response_id)

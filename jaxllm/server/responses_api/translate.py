@@ -7,11 +7,11 @@ from typing import Any
 
 from jaxllm.errors import NotSupportedError
 from jaxllm.server.answering import translated
-from jaxllm.server.chat import render_chat
+from jaxllm.server.prompts import render_chat
 from jaxllm.server.protocol import ChatCompletionRequest
 from jaxllm.server.responses_api.items import Message
 from jaxllm.server.responses_api.protocol import ResponsesRequest
-from jaxllm.server.state import Serving
+from jaxllm.server.state import ServerState
 
 # Fields of chat completions, as errors name them, and what they are called here.
 FIELD_NAMES = {
@@ -78,7 +78,7 @@ def _response_format(given: Any) -> Any:
     return {"type": "json_schema", "json_schema": schema}
 
 
-async def fitted(serving: Serving, chat: ChatCompletionRequest, *, trust_template: bool) -> ChatCompletionRequest:
+async def fitted(state: ServerState, chat: ChatCompletionRequest) -> ChatCompletionRequest:
     """The request with as many of its oldest turns dropped as it takes to fit the context. Its system message stays.
 
     A turn begins with a message of the user, so that no result is left without its call. The last one always stays.
@@ -87,11 +87,11 @@ async def fitted(serving: Serving, chat: ChatCompletionRequest, *, trust_templat
     first = 1 if messages[0].get("role") in ("system", "developer") else 0
     starts = [number for number, message in enumerate(messages) if number > first and message.get("role") == "user"]
     cuts = [first, *starts]
-    room = serving.engine.info.max_model_len - max(chat.max_completion_tokens or 1, 1)
+    room = state.serving.engine.info.max_model_len - max(chat.max_completion_tokens or 1, 1)
 
     async def fits(cut: int) -> bool:
-        text = render_chat(serving.engine.tokenizer, [*messages[:first], *messages[cut:]], chat, trust_template=trust_template)
-        return len(await serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)) <= room
+        text = render_chat(state, [*messages[:first], *messages[cut:]], chat)
+        return len(await state.serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)) <= room
 
     low, high = 0, len(cuts) - 1
     while low < high:

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from jaxllm.server.answering import Answering, open_answering
 from jaxllm.server.body import read_body
-from jaxllm.server.chat import render_chat
 from jaxllm.server.generating import merged
 from jaxllm.server.messages_api.objects import MessageObject, TokenCount
 from jaxllm.server.messages_api.protocol import CountTokensRequest, MessagesRequest
 from jaxllm.server.messages_api.translate import FIELD_NAMES, chat_request
 from jaxllm.server.messages_api.writer import MessageWriter
 from jaxllm.server.openapi import documented
+from jaxllm.server.prompts import render_chat
 from jaxllm.server.responses import json_response
 from jaxllm.server.scope import request_scope
 from jaxllm.server.state import State
@@ -46,7 +46,7 @@ async def count_tokens(request: Request, state: State) -> Response:
     serving = state.serving
     body = await read_body(request, CountTokensRequest)
     chat = chat_request(body)
-    text = render_chat(serving.engine.tokenizer, chat.messages, chat, trust_template=state.config.trust_request_chat_template)
+    text = render_chat(state, chat.messages, chat)
     ids = await serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)
     return json_response(TokenCount(len(ids)))
 

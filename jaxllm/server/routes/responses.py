@@ -34,18 +34,16 @@ router = APIRouter(tags=["responses"])
 @router.post("/v1/responses", **documented(ResponsesRequest, ResponseObject))
 async def create_response(request: Request, state: State) -> Response:
     """Answer input in the Responses API."""
-    store: ResponseStore = request.app.state.responses
-    serving = state.serving
+    store = state.responses
     body = await read_body(request, ResponsesRequest)
     keep = _is_kept(body, store)
     history = store.conversation(body.previous_response_id) if body.previous_response_id else []
     conversation = history + messages_of(body.input)
     if not conversation:
         raise InvalidRequestError("input holds nothing that a prompt could show: its reasoning is empty", param="input")
-    trust = state.config.trust_request_chat_template
     chat = chat_request(body, with_instructions(body.instructions, conversation))
     if body.truncation == "auto":
-        chat = await fitted(serving, chat, trust_template=trust)
+        chat = await fitted(state, chat)
     answering = await open_answering(state, request, chat, prefix="resp", field_names=FIELD_NAMES)
     check_logprobs(body, parses=answering.plan.parses)
     # The client's own request id may come again: it would take the place of another response.
@@ -63,38 +61,29 @@ async def create_response(request: Request, state: State) -> Response:
 
 
 @router.get("/v1/responses/{response_id}", **documented(None, ResponseObject))
-async def retrieve_response(request: Request, response_id: str) -> Response:
+async def retrieve_response(request: Request, state: State, response_id: str) -> Response:
     """A stored response, as far as it is made."""
-    store: ResponseStore = request.app.state.responses
     if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
         raise NotSupportedError("stream=true is not offered for stored responses; poll them instead", param="stream")
-    return Response(store.response(response_id), media_type="application/json")
+    return Response(state.responses.response(response_id), media_type="application/json")
 
 
 @router.post("/v1/responses/{response_id}/cancel", **documented(None, ResponseObject))
-async def cancel_response(request: Request, response_id: str) -> Response:
+async def cancel_response(state: State, response_id: str) -> Response:
     """End a response that is made in the background; one that has ended already is given back as it is."""
-    store: ResponseStore = request.app.state.responses
-    if not store.is_background(response_id):
+    if not state.responses.is_background(response_id):
         raise InvalidRequestError(
             f"response {response_id!r} was not made with background=true; only such can be cancelled", param="response_id"
         )
-    running = store.running(response_id)
-    if running is not None:
-        running.task.cancel()
-        await asyncio.wait({running.task})
-    return Response(store.response(response_id), media_type="application/json")
+    await state.responses.cancel(response_id)
+    return Response(state.responses.response(response_id), media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}", **documented(None, DeletedResponse))
-async def delete_response(request: Request, response_id: str) -> Response:
+async def delete_response(state: State, response_id: str) -> Response:
     """Forget a stored response; one that is still being made is ended first."""
-    store: ResponseStore = request.app.state.responses
-    running = store.running(response_id)
-    if running is not None:
-        running.task.cancel()
-        await asyncio.wait({running.task})
-    store.delete(response_id)
+    await state.responses.cancel(response_id)
+    state.responses.delete(response_id)
     return json_response(DeletedResponse(id=response_id))
 
 

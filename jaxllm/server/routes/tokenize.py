@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from jaxllm.errors import InvalidRequestError
 from jaxllm.server.body import read_body
-from jaxllm.server.chat import render_chat
 from jaxllm.server.openapi import documented
+from jaxllm.server.prompts import render_chat
 from jaxllm.server.protocol import DetokenizeRequest, TokenizeRequest
 from jaxllm.server.responses import Detokenized, ModelCard, ModelList, Tokenized, json_response
 from jaxllm.server.state import Serving, State
@@ -43,7 +43,7 @@ async def tokenize(request: Request, state: State) -> Response:
     body = await read_body(request, TokenizeRequest)
     special = body.add_special_tokens
     if body.messages is not None:
-        text = render_chat(serving.engine.tokenizer, body.messages, body, trust_template=state.config.trust_request_chat_template)
+        text = render_chat(state, body.messages, body)
         special = bool(special)
     else:
         text = body.prompt or ""
