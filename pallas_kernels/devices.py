@@ -8,6 +8,7 @@ Figures are those of one jax device: a chip, or half of a tpu7x, whose chips app
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -70,6 +71,11 @@ _BY_KIND = {device.kind: device for device in DEVICES.values()}
 
 class UnknownTargetError(ValueError):
     """No such accelerator, or no such slice of it; the message says which there are."""
+
+
+def is_blackwell(kind: str) -> bool:
+    """Whether GPUs that jax calls `kind` have tcgen05 and tensor memory: those of data centers, not their namesakes for workstations."""
+    return re.search(r"\bG?B(200|300)\b", kind) is not None
 
 
 def find_device(kind: str) -> Device:

@@ -1,7 +1,7 @@
 """Compile the attention kernels for a target ahead of time (see `pallas_kernels/aot.py`).
 
 The request: target, kv_heads, heads, head_dim, dtype, tokens, rows, page_size, pages_per_row, num_pages, and optionally
-window, softcap, sinks, latent.
+window, softcap, sinks, latent, kv_dtype (of pages, if not dtype).
 The answer: seconds, temp_bytes, alias_bytes, argument_bytes, cache_bytes; for TPUs vmem_bytes (planned) and blocks; for GPUs smem_bytes.
 """
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.aot import compile_for, serve, target_mesh
-from pallas_kernels.devices import Device, parse_target
+from pallas_kernels.devices import Device, is_blackwell, parse_target
 from pallas_kernels.ragged_paged_attention import layout, tpu
 from pallas_kernels.ragged_paged_attention.tuning import choose_blocks
 
@@ -28,13 +28,14 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
     one = target_mesh(request["target"], num_devices=1)
     device = parse_target(request["target"]).device
     dtype = jnp.dtype(request["dtype"])
+    kept = jnp.dtype(request.get("kv_dtype", dtype))
     tokens, rows, heads, head_dim = (request[name] for name in ("tokens", "rows", "heads", "head_dim"))
 
     def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(one, PartitionSpec()))
 
-    cache = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), _cache_shapes(request, device, dtype))
-    latent, new = request.get("latent"), array((tokens, request["kv_heads"], head_dim), dtype)
+    cache = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), _cache_shapes(request, device, kept))
+    latent, new = request.get("latent"), array((tokens, request["kv_heads"], head_dim), kept)
     arguments = (
         array((tokens, heads, head_dim), dtype),
         new,
@@ -77,8 +78,10 @@ def _kernel(device: Device, arguments: tuple[Any, ...], latent: int | None) -> t
     if device.platform == "gpu":
         from pallas_kernels.ragged_paged_attention import gpu
 
+        blackwell = is_blackwell(device.kind)
         decode = q.shape[0] == table.shape[0]
-        return gpu.attend, {"smem_bytes": gpu.shared_bytes(q.shape[2], cache[0].shape[3], decode=decode, latent=latent)}
+        plan = gpu.plan_tile(q.shape[2], cache[0].shape[3], latent, decode=decode, blackwell=blackwell, narrow=k.dtype != q.dtype)
+        return functools.partial(gpu.attend, blackwell=blackwell), {"smem_bytes": plan.shared_bytes}
     shape = tpu.shape_of(q, k, cache, table, latent)
     blocks = choose_blocks(shape, device)
     return functools.partial(tpu.attend, blocks=blocks), {"vmem_bytes": blocks.vmem(shape), "blocks": asdict(blocks)}

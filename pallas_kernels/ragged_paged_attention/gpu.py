@@ -1,16 +1,18 @@
-"""Ragged paged attention for Hopper GPUs: a Mosaic GPU kernel, run over decodes and over tiles of prompt tokens.
+"""Ragged paged attention for Hopper and Blackwell GPUs: a Mosaic GPU kernel, run over decodes and over tiles of prompt tokens.
 
 A program takes one tile (some consecutive tokens of one row) and one KV head. One warpgroup fetches the pages that the tile may see, by the
-tensor memory accelerator, a few pages ahead; the others hold 64 rows each (tokens x heads of the group) and run an online softmax on the
-tensor cores, in base 2 (FlashAttention-3, arXiv 2407.08608). Decodes are cut over the pages as well where rows and heads do not fill
-the GPU (Flash-Decoding), and merged by XLA, which also writes the step's keys and values into the pages: both are small beside the rest.
+tensor memory accelerator, a few pages ahead; the others hold 64 or 128 rows each (tokens x heads of the group) and run an online softmax on
+the tensor cores (`gpu_products.py`), in base 2 (FlashAttention-3, arXiv 2407.08608). Decodes are cut over the pages as well where rows and
+heads do not fill the GPU (Flash-Decoding), and merged by XLA, which also writes the step's keys and values into the pages: both are small
+beside the rest.
 
 A latent (`reference.py`) has one page for keys and values, and heads that do not fit 64 rows go to more programs. Its accumulators are too
 wide for one warpgroup: two share the rows, each with half of the columns (as FlashMLA does); both compute the scores, which costs products,
 of which decodes have plenty to spare, but no exchange. Its prompts, absorbed as well, run by tiles of 64 rows.
 
-Pages are k [N, K, D, S] and v [N, K, S, D], the layout of plain XLA attention, so that shapes that this kernel refuses can go there.
-Masked positions have weight zero, but are multiplied: what lies in pages must be finite. Dims are those of `reference.py`; G = H / K.
+Pages are k [N, K, D, S] and v [N, K, S, D], the layout of plain XLA attention, so that shapes that this kernel refuses can go there. The
+warpgroup that fetches pages of 8-bit elements also widens them. Masked positions have weight zero, but are multiplied: what lies in pages
+must be finite. Dims are those of `reference.py`; G = H / K.
 """
 
 from __future__ import annotations
@@ -26,17 +28,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.ragged_paged_attention.gpu_products import TensorMemory, Wgmma
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 _MASKED = -1e30
 _FLOOR = -1e29  # running maxima start here, far above masked scores, whose weights then are zero
 _LOG2E = math.log2(math.e)
-_WARPGROUP_ROWS = 64  # of a wgmma
-_PREFILL_WARPGROUPS = 2
+_DECODE_ROWS = 64  # of a tile, of which those of one token's group of heads are used
 _SHARED_MEMORY = 227 * 1024  # of a block; two blocks fit a multiprocessor with half of it each
+_TENSOR_COLUMNS = 512  # of tensor memory
 _RESERVED = 4096  # of a block, for barriers and reductions
 _MAX_STAGES = 6
-_MULTIPROCESSORS = 132  # to choose how decodes are cut; any Hopper has about as many
+_MULTIPROCESSORS = 132  # to choose how decodes are cut; any Hopper or Blackwell has about as many
 
 Pages = tuple[jax.Array, jax.Array | None]
 
@@ -57,23 +60,25 @@ def attend(
     sinks: jax.Array | None = None,
     latent: int | None = None,
     splits: int | None = None,
+    blackwell: bool = False,
     interpret: Any = None,
 ) -> tuple[jax.Array, Pages]:
     """As `reference.attend`, with pages (k, v), or (k, None) of a latent. T == R means a step of decodes only.
 
     Args:
         splits: parts that each decode is cut into; None chooses by the shape.
+        blackwell: the GPU has tcgen05 and tensor memory; else it has wgmma.
         interpret: `InterpretGPUParams` to run without a GPU.
 
     Raises:
         UnsupportedShapeError: see `check_shape`.
     """
     num_tokens, num_heads, head_dim = q.shape
-    check_shape(q.dtype, num_heads, k.shape[1], head_dim, cache[0].shape[3], latent)
-    num_kv = k.shape[1] if latent is None else -(-num_heads // _WARPGROUP_ROWS)
+    check_shape(q.dtype, num_heads, k.shape[1], head_dim, cache[0].shape[3], latent, kept=k.dtype, blackwell=blackwell)
+    num_kv = k.shape[1] if latent is None else -(-num_heads // _DECODE_ROWS)
     group = num_heads // num_kv
     cache = _write(k, v, cache, page_table, q_starts, kv_lens)
-    call = _Call(group, scale, window, softcap, latent, interpret)
+    call = _Call(group, scale, window, softcap, latent, blackwell, interpret)
     grouped = q.reshape(num_tokens, num_kv, group, head_dim)
     num_rows = page_table.shape[0]
     out = _decode(grouped[:num_rows], cache, page_table, kv_lens, num_decodes, sinks, splits, call)
@@ -84,60 +89,95 @@ def attend(
     return out.reshape(num_tokens, num_heads, -1), cache
 
 
-def check_shape(dtype: Any, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, latent: int | None = None) -> None:
-    """Refuse what the kernel cannot run.
+def check_shape(
+    dtype: Any,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    latent: int | None = None,
+    *,
+    kept: Any = None,
+    blackwell: bool = False,
+) -> None:
+    """Refuse what the kernel cannot run; kept: the dtype of pages, if it is not that of queries.
 
     Raises:
         UnsupportedShapeError: the message says what would do.
     """
     dtype = jnp.dtype(dtype)
+    kept = dtype if kept is None else jnp.dtype(kept)
     if dtype.name not in ("bfloat16", "float16"):
         raise UnsupportedShapeError(f"attention in {dtype.name} is not supported by the GPU kernel; bfloat16 and float16 are")
+    if kept not in (dtype, jnp.float8_e4m3fn, jnp.int8):
+        raise UnsupportedShapeError(f"pages of {kept.name} are not supported by the GPU kernel; {dtype.name}, float8_e4m3fn and int8 are")
     if latent is not None:
+        if blackwell or kept != dtype:
+            raise UnsupportedShapeError("latents are supported by the GPU kernel on Hopper, in the dtype of queries")
         if head_dim % 32 or latent % 128 or not 128 <= latent <= 512:
             raise UnsupportedShapeError(
                 f"a latent of {latent} in keys of {head_dim} is not supported by the GPU kernel; 128, 256, 384, 512 in multiples of 32 are"
             )
-        num_kv_heads = -(-num_heads // _WARPGROUP_ROWS)
+        num_kv_heads = -(-num_heads // _DECODE_ROWS)
         if num_heads % num_kv_heads:
             raise UnsupportedShapeError(
                 f"{num_heads} heads of a latent are not supported by the GPU kernel; multiples of {num_kv_heads} are"
             )
-    elif head_dim % (16 if head_dim <= 128 else 64) or not 16 <= head_dim <= 256:
-        raise UnsupportedShapeError(f"head_dim {head_dim} is not supported by the GPU kernel; multiples of 16 up to 128, 192 and 256 are")
+    elif head_dim % (16 if head_dim <= 128 and kept == dtype else 64) or not 16 <= head_dim <= 256:
+        raise UnsupportedShapeError(
+            f"head_dim {head_dim} in {kept.name} is not supported by the GPU kernel;"
+            f" 64, 128, 192 and 256 are, and of 16 bits multiples of 16 up to 128"
+        )
     if page_size not in (64, 128, 256):
         raise UnsupportedShapeError(f"pages of {page_size} positions are not supported by the GPU kernel; block_size 64, 128 or 256 is")
-    if num_heads // num_kv_heads > _WARPGROUP_ROWS:
+    if num_heads // num_kv_heads > _DECODE_ROWS:
         raise UnsupportedShapeError(f"{num_heads // num_kv_heads} heads to a KV head are not supported by the GPU kernel; up to 64 are")
-    if _stages(head_dim, page_size, _prefill_warpgroups(latent), latent) < 2:
+    if not plan_tile(head_dim, page_size, latent, decode=False, blackwell=blackwell, narrow=kept != dtype).fits:
         raise UnsupportedShapeError(
             f"two pages of {page_size} positions of head_dim {head_dim} do not fit shared memory; block_size={page_size // 2} would"
         )
 
 
-def _prefill_warpgroups(latent: int | None) -> int:
-    """How many times 64 rows a tile of prompt tokens has."""
-    return _PREFILL_WARPGROUPS if latent is None else 1
+@dataclass(frozen=True)
+class Plan:
+    """How a tile is worked on: `warpgroups` of `rows` rows each, with `stages` pages in shared memory at once, and before them
+    `narrow_stages` of 8-bit elements. shared_bytes: of queries and pages.
+    """
+
+    warpgroups: int
+    rows: int
+    stages: int
+    narrow_stages: int
+    shared_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """One page is fetched while another is computed with."""
+        return (self.narrow_stages or self.stages) >= 2
 
 
-def _page_bytes(head_dim: int, page_size: int, latent: int | None) -> int:
-    return (2 if latent is None else 1) * page_size * head_dim * 2
+def plan_tile(head_dim: int, page_size: int, latent: int | None = None, *, decode: bool, blackwell: bool, narrow: bool) -> Plan:
+    """Decodes leave room for a second block, if they can, which computes while the first one starts or ends."""
+    # Products of 64 rows have their columns in two halves of tensor memory.
+    rows = 128 if blackwell and (not decode or head_dim % 32) else _DECODE_ROWS
+    page = (2 if latent is None else 1) * page_size * head_dim  # in bytes of 8 bits
 
+    def plan(warpgroups: int, room: int) -> Plan:
+        fixed = warpgroups * rows * (head_dim * 2 + 4 + (page_size * 2 if blackwell else 0))
+        pages = max(0, room - _RESERVED - fixed) // page
+        if narrow:
+            wide = 2 if pages >= 6 else 1
+            stages = max(1, min(_MAX_STAGES, pages - 2 * wide))
+        else:
+            wide, stages = min(_MAX_STAGES, pages // 2), 0
+        return Plan(warpgroups, rows, wide, stages, fixed + (2 * wide + stages) * page)
 
-def _stages(head_dim: int, page_size: int, warpgroups: int, latent: int | None) -> int:
-    """Pages in shared memory at once. Decodes leave room for a second block, which computes while the first one starts or ends."""
-    queries = warpgroups * _WARPGROUP_ROWS * (head_dim * 2 + 4)
-    page = _page_bytes(head_dim, page_size, latent)
-    half = (_SHARED_MEMORY // 2 - _RESERVED - queries) // page
-    whole = (_SHARED_MEMORY - _RESERVED - queries) // page
-    return min(_MAX_STAGES, half if warpgroups == 1 and half >= 2 else whole)
-
-
-def shared_bytes(head_dim: int, page_size: int, *, decode: bool, latent: int | None = None) -> int:
-    """Shared memory of a block for queries and pages."""
-    warpgroups = 1 if decode else _prefill_warpgroups(latent)
-    queries = warpgroups * _WARPGROUP_ROWS * (head_dim * 2 + 4)
-    return queries + _stages(head_dim, page_size, warpgroups, latent) * _page_bytes(head_dim, page_size, latent)
+    if decode or latent is not None:
+        choices = [plan(1, _SHARED_MEMORY // 2), plan(1, _SHARED_MEMORY)]
+    else:
+        enough = not blackwell or 2 * (head_dim + page_size) <= _TENSOR_COLUMNS
+        choices = [plan(warpgroups, _SHARED_MEMORY) for warpgroups in ((2, 1) if enough else (1,))]
+    return next((choice for choice in choices if choice.fits), choices[-1])
 
 
 def _write(k: jax.Array, v: jax.Array | None, cache: Pages, page_table: jax.Array, q_starts: jax.Array, kv_lens: jax.Array) -> Pages:
@@ -165,12 +205,19 @@ class _Call:
     window: int | None
     softcap: float | None
     latent: int | None
+    blackwell: bool
     interpret: Any
 
     @property
     def columns(self) -> int:
-        """Warpgroups that share 64 rows, each with its columns of the values."""
+        """Warpgroups that share rows, each with its columns of the values."""
         return 1 if self.latent is None else 2
+
+    def plan(self, cache: Pages, dtype: Any, *, decode: bool) -> Plan:
+        """For queries of `dtype`."""
+        _, _, head_dim, page_size = cache[0].shape
+        narrow = cache[0].dtype != dtype
+        return plan_tile(head_dim, page_size, self.latent, decode=decode, blackwell=self.blackwell, narrow=narrow)
 
 
 @dataclass(frozen=True)
@@ -209,7 +256,7 @@ def _decode(
     low = jnp.zeros_like(high) if call.window is None else jnp.maximum(high - call.window, 0)
     tiles = _Tiles(row, jnp.maximum(high - 1, 0), low, high)
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
-    out, lse = _run(padded[:, :, None], cache, page_table, tiles, call, splits=splits)
+    out, lse = _run(padded[:, :, None], cache, page_table, tiles, call, call.plan(cache, q.dtype, decode=True), splits)
     return _merge(out[:, :, :, 0, :group], lse[:, :, :, 0, :group], sinks)
 
 
@@ -226,8 +273,8 @@ def _prefill(
     """q [T, K, G, D]; returns the same of the tokens of rows from num_decodes on; others get values of no meaning."""
     num_tokens, num_kv, group, head_dim = q.shape
     num_rows = page_table.shape[0]
-    warpgroups = _prefill_warpgroups(call.latent)
-    rows = warpgroups * _WARPGROUP_ROWS
+    plan = call.plan(cache, q.dtype, decode=False)
+    rows = plan.warpgroups * plan.rows
     per_tile = rows // group
     lens = jnp.where(jnp.arange(num_rows) >= num_decodes, q_starts[1:] - q_starts[:-1], 0)
     ends = jnp.cumsum(-(-lens // per_tile))
@@ -242,8 +289,8 @@ def _prefill(
     tokens = jnp.minimum((q_starts[row] + offset)[:, None] + jnp.arange(per_tile), num_tokens - 1)
     tiled = q[tokens].transpose(0, 2, 1, 3, 4).reshape(tile.shape[0], num_kv, per_tile * group, head_dim)
     tiled = jnp.pad(tiled, ((0, 0), (0, 0), (0, rows - per_tile * group), (0, 0)))
-    tiled = tiled.reshape(tile.shape[0], num_kv, warpgroups, _WARPGROUP_ROWS, head_dim)
-    out, lse = _run(tiled, cache, page_table, tiles, call, splits=1)
+    tiled = tiled.reshape(tile.shape[0], num_kv, plan.warpgroups, plan.rows, head_dim)
+    out, lse = _run(tiled, cache, page_table, tiles, call, plan, 1)
 
     token = jnp.arange(num_tokens)
     row = jnp.minimum(jnp.sum(q_starts[None, 1:] <= token[:, None], axis=1), num_rows - 1)
@@ -275,54 +322,63 @@ def _merge(out: jax.Array, lse: jax.Array, sinks: jax.Array | None) -> jax.Array
 # ---------------------------------------------------------------------------------------------------------------------- kernel
 
 
-def _run(q: jax.Array, cache: Pages, page_table: jax.Array, tiles: _Tiles, call: _Call, *, splits: int) -> tuple[jax.Array, jax.Array]:
-    """Attend with q [tiles, K, W, M, D]: W warpgroups of M rows each, tokens x heads of the group in this order; `splits` programs share
-    the pages of a tile.
+def _run(
+    q: jax.Array, cache: Pages, page_table: jax.Array, tiles: _Tiles, call: _Call, plan: Plan, splits: int
+) -> tuple[jax.Array, jax.Array]:
+    """Attend with q [tiles, K, W, M, D]: W times M rows, tokens x heads of the group in this order; `splits` programs share the pages of a
+    tile.
 
     Returns:
         [splits, tiles, K, W, M, D (or latent)], each part normalised by itself (zeros where it saw nothing), and the logarithm to base 2 of
         its sum of weights [splits, tiles, K, W, M].
     """
-    num_tiles, num_kv, warpgroups, rows, head_dim = q.shape
-    keys, values = cache
-    size = keys.shape[3]
-    stages = _stages(head_dim, size, warpgroups, call.latent)
-    computing = warpgroups * call.columns
+    num_tiles, num_kv, groups, rows, head_dim = q.shape
+    sources = [pages for pages in cache if pages is not None]
+    size = sources[0].shape[3]
+    computing = groups * call.columns
 
-    def kernel(table, tiles, q, k, v, out, lse, *scratch):
-        program = _Program(call, table, tiles, q, k, v, out, lse, *scratch, splits=splits, rows=rows, page_size=size)
+    def kernel(*arrays: Any, **scratch: Any) -> None:
+        program = _Program(call, arrays, scratch, splits=splits, rows=rows)
         warpgroup = lax.axis_index("warpgroup")
         pl.when(warpgroup < computing)(lambda: program.compute(warpgroup, computing))
         pl.when(warpgroup == computing)(lambda: program.fetch(computing))
 
-    swizzle = min(plgpu.find_swizzle(head_dim * 16), plgpu.find_swizzle(size * 16))
-    memory = functools.partial(_shared_matrix, q.dtype)
+    halves = 2 if call.blackwell and plan.rows == _DECODE_ROWS else 1
+    k_swizzle, v_swizzle = (plgpu.find_swizzle(width // halves * 16) for width in (size, head_dim))
+    k_swizzle = min(k_swizzle, plgpu.find_swizzle(head_dim * 16))  # as that of the queries
+    pages = [((head_dim, size), k_swizzle), ((size, head_dim), v_swizzle)][: len(sources)]
+    scratch = {
+        "q": _shared_matrix(q.dtype, (groups, plan.rows, head_dim), k_swizzle),
+        "pages": [_shared_matrix(q.dtype, (plan.stages, *page), swizzle) for page, swizzle in pages],
+        "ready": [plgpu.Barrier(num_barriers=plan.stages)] * len(pages),
+        "consumed": plgpu.Barrier(num_barriers=plan.stages, num_arrivals=computing),
+        "lse": plgpu.SMEM((groups, plan.rows), jnp.float32),
+        "q_ready": plgpu.Barrier(num_barriers=groups),
+        "q_done": plgpu.Barrier(num_barriers=groups, num_arrivals=call.columns),
+    }
+    if plan.narrow_stages:
+        scratch["narrow"] = [_shared_matrix(sources[0].dtype, (plan.narrow_stages, *page), 64) for page, _ in pages]
+        scratch["arrived"] = [plgpu.Barrier(num_barriers=plan.narrow_stages)] * len(pages)
+    if call.blackwell or call.interpret is not None:
+        scratch["weights"] = _shared_matrix(q.dtype, (computing, plan.rows, size), plgpu.find_swizzle(size * 16))
+    if call.blackwell:
+        scratch["scores"] = plgpu.TMEM((plan.rows, groups * size), jnp.float32)
+        scratch["total"] = plgpu.TMEM((plan.rows, groups * head_dim), jnp.float32)
+        scratch["done"] = plgpu.Barrier(num_barriers=groups, orders_tensor_core=True)
     return plgpu.kernel(
         kernel,
         out_type=[
             jax.ShapeDtypeStruct((splits, *q.shape[:-1], call.latent or head_dim), q.dtype),
             jax.ShapeDtypeStruct((splits, *q.shape[:-1]), jnp.float32),
         ],
-        scratch_types=[
-            memory((warpgroups, _WARPGROUP_ROWS, head_dim), swizzle),
-            memory((stages, head_dim, size), swizzle),
-            None if values is None else memory((stages, size, head_dim), plgpu.find_swizzle(head_dim * 16)),
-            plgpu.SMEM((warpgroups, _WARPGROUP_ROWS), jnp.float32),
-            # Interpreters take the operands of products from memory only.
-            None if call.interpret is None else plgpu.SMEM((computing, _WARPGROUP_ROWS, size), q.dtype),
-            plgpu.Barrier(num_barriers=warpgroups),
-            plgpu.Barrier(num_barriers=warpgroups, num_arrivals=call.columns),
-            plgpu.Barrier(num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=computing),
-        ],
+        scratch_types=scratch,
         grid=(num_tiles, num_kv, splits),
         grid_names=("tile", "head", "split"),
         num_threads=computing + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=call.interpret,
-    )(page_table, tiles.packed(), q, keys, keys if values is None else values)
+    )(page_table, tiles.packed(), q, *sources)
 
 
 def _shared_matrix(dtype: Any, shape: tuple[int, ...], swizzle: int) -> Any:
@@ -333,89 +389,132 @@ def _shared_matrix(dtype: Any, shape: tuple[int, ...], swizzle: int) -> Any:
 
 
 class _Program:
-    """One program of the grid: its tile, and the two kinds of warpgroups that work on it."""
+    """One program of the grid: its tile, and the two kinds of warpgroups that work on it. Lists are of keys and values, or of a latent."""
 
-    def __init__(self, call, table, tiles, q, k, v, out, lse, q_smem, k_smem, v_smem, lse_smem, p_smem, *barriers, splits, rows, page_size):
-        self.call, self.rows, self.size = call, rows, page_size
-        self.table, self.q, self.k, self.v, self.out, self.lse = table, q, k, v, out, lse
-        self.q_smem, self.k_smem, self.v_smem, self.lse_smem, self.p_smem = q_smem, k_smem, v_smem, lse_smem, p_smem
-        self.q_ready, self.q_done, self.k_ready, self.v_ready, self.consumed = barriers
+    def __init__(self, call: _Call, arrays: tuple[Any, ...], scratch: dict[str, Any], *, splits: int, rows: int) -> None:
+        self.call, self.rows, self.scratch = call, rows, scratch
+        self.table, tiles, self.q, *self.sources, self.out, self.lse = arrays
+        self.queries, self.pages, self.ready, self.consumed = (scratch[name] for name in ("q", "pages", "ready", "consumed"))
+        self.stages, _, self.size = self.pages[0].shape
         self.tile, self.head, self.split = (lax.axis_index(name) for name in ("tile", "head", "split"))
         self.row, self.position, low, self.high = (tiles[field, self.tile] for field in range(4))
-        first = lax.div(low, jnp.int32(page_size))
-        last = lax.div(self.high + (page_size - 1), jnp.int32(page_size))
+        first = lax.div(low, jnp.int32(self.size))
+        last = lax.div(self.high + (self.size - 1), jnp.int32(self.size))
         share = lax.div(last - first + (splits - 1), jnp.int32(splits))
         self.begin = jnp.minimum(first + self.split * share, last)  # pages of this program
         self.end = jnp.minimum(self.begin + share, last)
-        self.stages = k_smem.shape[0]
 
-    def _slot(self, page: Any) -> Any:
-        return lax.rem(page - self.begin, jnp.int32(self.stages))
+    def _slot(self, page: Any, stages: int) -> Any:
+        return lax.rem(page - self.begin, jnp.int32(stages))
 
     def fetch(self, computing: int) -> None:
         """Bring the queries, and the pages, each as soon as its slot is free."""
+        narrow = "narrow" in self.scratch
         if computing > 1:
-            plgpu.set_max_registers(40, action="decrease")
-        for i in range(self.q_smem.shape[0]):
-            target = self.q_smem.at[i, pl.ds(0, self.rows)]
-            plgpu.copy_gmem_to_smem(self.q.at[self.tile, self.head, i], target, self.q_ready.at[i])
+            plgpu.set_max_registers(64 if narrow else 40, action="decrease")
+        for i in range(self.queries.shape[0]):
+            target = self.queries.at[i, pl.ds(0, self.rows)]
+            plgpu.copy_gmem_to_smem(self.q.at[self.tile, self.head, i], target, self.scratch["q_ready"].at[i])
+        if narrow:
+            self._fetch_narrow(self.scratch["narrow"], self.scratch["arrived"])
+            return
 
         def one(page: Any, _: None) -> None:
-            slot = self._slot(page)
             self.wait_until_free(page)
-            page_id = self.table[self.row, page]
-            head = self.head if self.v_smem is not None else 0
-            plgpu.copy_gmem_to_smem(self.k.at[page_id, head], self.k_smem.at[slot], self.k_ready.at[slot])
-            if self.v_smem is not None:
-                plgpu.copy_gmem_to_smem(self.v.at[page_id, self.head], self.v_smem.at[slot], self.v_ready.at[slot])
+            self._copy(page, self.pages, self.ready)
+
+        lax.fori_loop(self.begin, self.end, one, None)
+
+    def _copy(self, page: Any, targets: list[Any], arrived: list[Any]) -> None:
+        slot, page_id = self._slot(page, targets[0].shape[0]), self.table[self.row, page]
+        head = self.head if self.call.latent is None else 0
+        for source, target, barrier in zip(self.sources, targets, arrived, strict=True):
+            plgpu.copy_gmem_to_smem(source.at[page_id, head], target.at[slot], barrier.at[slot])
+
+    def _fetch_narrow(self, narrow: list[Any], arrived: list[Any]) -> None:
+        """Pages of 8-bit elements, widened on their way to those that compute."""
+        stages = narrow[0].shape[0]
+
+        def request(page: Any) -> None:
+            pl.when(page < self.end)(lambda: self._copy(page, narrow, arrived))
+
+        for ahead in range(stages):
+            request(self.begin + ahead)
+
+        def one(page: Any, _: None) -> None:
+            slot, wide_slot = self._slot(page, stages), self._slot(page, self.stages)
+            self.wait_until_free(page)
+            for source, barrier, target, ready in zip(narrow, arrived, self.pages, self.ready, strict=True):
+                plgpu.barrier_wait(barrier.at[slot])
+                for part in _blocks(source.shape[1:]):
+                    # There is no instruction from float8 to bfloat16.
+                    target[(wide_slot, *part)] = source[(slot, *part)].astype(jnp.float32).astype(target.dtype)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(ready.at[wide_slot])
+            request(page + stages)
 
         lax.fori_loop(self.begin, self.end, one, None)
 
     def wait_until_free(self, page: Any) -> None:
         """Wait until the page that had the slot before this one was consumed."""
-        pl.when(page >= self.begin + self.stages)(lambda: plgpu.barrier_wait(self.consumed.at[self._slot(page)]))
+        pl.when(page >= self.begin + self.stages)(lambda: plgpu.barrier_wait(self.consumed.at[self._slot(page, self.stages)]))
 
     def compute(self, warpgroup: Any, computing: int) -> None:
-        """Attend with the 64 query rows of a warpgroup, and write what came of the first `rows` in its columns."""
+        """Attend with the query rows of a warpgroup, and write what came of the first `rows` in its columns."""
         if computing > 1:
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(224 if "narrow" in self.scratch else 232, action="increase")
         group: Any = warpgroup
         column: Any = 0
         if self.call.columns > 1:
             group, column = (part(warpgroup, jnp.int32(self.call.columns)) for part in (lax.div, lax.rem))
-        num_columns = self.out.shape[-1] // self.call.columns
-        start = column * num_columns
-        plgpu.barrier_wait(self.q_ready.at[group])
+        width = self.out.shape[-1] // self.call.columns
+        own = pl.ds(column * width, width)
+        plgpu.barrier_wait(self.scratch["q_ready"].at[group])
 
-        state = self._start(num_columns)
+        products = self._products(warpgroup, group, computing, width)
+        by_row = products.layout.reduce(1)
+        start = (plgpu.layout_cast(jnp.full(self.queries.shape[1:2], value, jnp.float32), by_row) for value in (_FLOOR, 0.0))
+        state = (*start, products.start())
         for first, last, masked in self._stretches():
-            state = lax.fori_loop(first, last, functools.partial(self._step, warpgroup, group, start, masked=masked), state)
-        top, total, acc = state
+            state = lax.fori_loop(first, last, functools.partial(self._step, products, group, own, masked=masked), state)
+        top, total, values = state
         self.wait_for_queries(group)
         total = jnp.maximum(total, 1e-30)
-        value = acc * lax.broadcast_in_dim(1 / total, acc.shape, [0])
-        self.q_smem[group, :, pl.ds(start, num_columns)] = value.astype(self.q_smem.dtype)
+        for columns, part in products.sums(values):
+            value = part * lax.broadcast_in_dim(1 / total, part.shape, [0])
+            self.queries.at[group, :, own][:, columns] = value.astype(self.queries.dtype)
         target = (self.split, self.tile, self.head, group)
-        used = pl.ds(0, self.rows)
+        used, lse = pl.ds(0, self.rows), self.scratch["lse"]
 
         def write_lse() -> None:
-            self.lse_smem[group] = top + jnp.log(total) * _LOG2E
+            lse[group] = top + jnp.log(total) * _LOG2E
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(self.lse_smem.at[group, used], self.lse.at[target])
+            plgpu.copy_smem_to_gmem(lse.at[group, used], self.lse.at[target])
 
         pl.when(column == 0)(write_lse)
         plgpu.commit_smem()
-        columns = pl.ds(start, num_columns)
-        together = self.rows if num_columns == self.q_smem.shape[-1] else 8  # a copy is of whole rows, or within a row of tiles
+        together = self.rows if width == self.queries.shape[-1] else 8  # a copy is of whole rows, or within a row of tiles
         for row in range(0, self.rows, together):
             rows = pl.ds(row, together)
-            plgpu.copy_smem_to_gmem(self.q_smem.at[group, rows, columns], self.out.at[(*target, rows, columns)])
+            plgpu.copy_smem_to_gmem(self.queries.at[group, rows, own], self.out.at[(*target, rows, own)])
         plgpu.wait_smem_to_gmem(0)
 
     def wait_for_queries(self, group: Any) -> None:
         """Wait until nobody reads the queries any more: outputs take their place."""
-        plgpu.barrier_arrive(self.q_done.at[group])
-        plgpu.barrier_wait(self.q_done.at[group])
+        plgpu.barrier_arrive(self.scratch["q_done"].at[group])
+        plgpu.barrier_wait(self.scratch["q_done"].at[group])
+
+    def _products(self, warpgroup: Any, group: Any, computing: int, width: int) -> Wgmma | TensorMemory:
+        queries = self.queries.at[group]
+        weights = self.scratch["weights"].at[warpgroup] if "weights" in self.scratch else None
+        if not self.call.blackwell:
+            return Wgmma(queries, weights, width)
+
+        def own(memory: Any) -> Any:
+            part = memory.shape[1] // computing
+            return memory if computing == 1 else memory.at[:, pl.ds(warpgroup * part, part)]
+
+        return TensorMemory(queries, weights, own(self.scratch["scores"]), own(self.scratch["total"]), self.scratch["done"].at[warpgroup])
 
     def _stretches(self) -> list[tuple[Any, Any, bool]]:
         """Stretches of pages, and whether they need a mask: those that every query sees in full do not."""
@@ -429,65 +528,45 @@ class _Program:
         whole = jnp.maximum(whole, inside)
         return [(self.begin, inside, True), (inside, whole, False), (whole, self.end, True)]
 
-    def _start(self, num_columns: int) -> Any:
-        """Running maxima and sums [64], and weighted sums of values [64, columns]."""
-        by_row = plgpu.Layout.WGMMA.reduce(1)
-        top = plgpu.layout_cast(jnp.full((_WARPGROUP_ROWS,), _FLOOR, jnp.float32), by_row)
-        total = plgpu.layout_cast(jnp.zeros((_WARPGROUP_ROWS,), jnp.float32), by_row)
-        return top, total, plgpu.layout_cast(jnp.zeros((_WARPGROUP_ROWS, num_columns), jnp.float32), plgpu.Layout.WGMMA)
-
-    def _step(self, warpgroup: Any, group: Any, start: Any, page: Any, state: Any, *, masked: bool) -> Any:
-        """Take in one page, for the columns of the values from `start` on."""
-        before, total, acc = state
-        slot = self._slot(page)
-        plgpu.barrier_wait(self.k_ready.at[slot])
-        scores = _product(self.q_smem.at[group], self.k_smem.at[slot], self.size)
+    def _step(self, products: Wgmma | TensorMemory, group: Any, own: Any, page: Any, state: Any, *, masked: bool) -> Any:
+        """Take in one page, for `own` columns of the values."""
+        before, total, values = state
+        slot = self._slot(page, self.stages)
+        plgpu.barrier_wait(self.ready[0].at[slot])
+        scores = products.scores(self.pages[0].at[slot])
         if self.call.softcap is None:
             scores = scores * (self.call.scale * _LOG2E)
         else:
             scores = jnp.tanh(scores * (self.call.scale / self.call.softcap)) * (self.call.softcap * _LOG2E)
         if masked:
-            scores = jnp.where(self._visible(group, page), scores, _MASKED)
+            scores = jnp.where(self._visible(products.layout, scores.shape, group, page), scores, _MASKED)
         top = jnp.maximum(before, scores.max(axis=1))
         shrink = jnp.exp2(before - top)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(top, scores.shape, [0]))
         total = total * shrink + weights.sum(axis=1)
-        operand = weights.astype(self.k_smem.dtype)
-        if self.p_smem is not None:
-            self.p_smem[warpgroup] = operand
-            operand = self.p_smem.at[warpgroup]
-        if self.v_smem is not None:
-            plgpu.barrier_wait(self.v_ready.at[slot])
-        acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
-        values = self._values(slot, start, acc.shape[1])
-        if self.p_smem is None:
-            acc = pl.run_state(lambda sums: plgpu.wgmma(sums, operand, values))(plgpu.ACC.init(acc))
-        else:  # interpreters start no accumulator from a value
-            acc = acc + _product(operand, values, acc.shape[1])
+        values = products.add(values, shrink, weights, self._values(slot, own), lambda: self._wait_for_values(slot))
         plgpu.barrier_arrive(self.consumed.at[slot])
-        return top, total, acc
+        return top, total, values
 
-    def _values(self, slot: Any, start: Any, width: int) -> Any:
-        """[S, width] of a page's values."""
-        columns = pl.ds(start, width)
-        if self.v_smem is None:
-            return self.k_smem.at[slot, columns, :].transpose((1, 0))
-        return self.v_smem.at[slot, :, columns]
+    def _values(self, slot: Any, own: Any) -> Any:
+        """[S, columns] of a page."""
+        if self.call.latent is not None:
+            return self.pages[0].at[slot, own, :].transpose((1, 0))
+        return self.pages[1].at[slot, :, own]
 
-    def _visible(self, group: Any, page: Any) -> jax.Array:
-        """[64, S]: causal, within the window and the tile."""
-        iota = functools.partial(plgpu.broadcasted_iota, jnp.int32, (_WARPGROUP_ROWS, self.size), layout=plgpu.Layout.WGMMA)
-        query = self.position + lax.div(iota(0) + group * _WARPGROUP_ROWS, jnp.int32(self.call.group))
+    def _wait_for_values(self, slot: Any) -> None:
+        if self.call.latent is None:
+            plgpu.barrier_wait(self.ready[1].at[slot])
+
+    def _visible(self, layout: Any, shape: tuple[int, ...], group: Any, page: Any) -> jax.Array:
+        """[M, S]: causal, within the window and the tile."""
+        iota = functools.partial(plgpu.broadcasted_iota, jnp.int32, shape, layout=layout)
+        query = self.position + lax.div(iota(0) + group * shape[0], jnp.int32(self.call.group))
         key = iota(1) + page * self.size
         visible = (key <= query) & (key < self.high)
         return visible if self.call.window is None else visible & (key > query - self.call.window)
 
 
-def _product(a: Any, b: Any, width: int) -> jax.Array:
-    """[64, C] by [C, width] on the tensor cores, in float32."""
-
-    def run(acc: Any) -> jax.Array:
-        plgpu.wgmma(acc, a, b)
-        return acc[...]
-
-    return pl.run_scoped(run, plgpu.ACC((_WARPGROUP_ROWS, width), jnp.float32))
+def _blocks(shape: tuple[int, ...]) -> list[tuple[Any, Any]]:
+    """Cut a matrix into blocks of 64 x 64, which few registers can hold."""
+    return [(pl.ds(row, 64), pl.ds(column, 64)) for row in range(0, shape[0], 64) for column in range(0, shape[1], 64)]

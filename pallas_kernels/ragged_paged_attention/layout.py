@@ -1,7 +1,8 @@
 """How keys and values lie in pages of 32-bit words: [N, W, S, L], for N pages of S positions.
 
 A word of a 16-bit cache holds a key element in its low half and the value element of the same head, position and dimension in its high
-half (W = K KV heads); a 32-bit cache alternates key heads and value heads (W = 2K). L is the head dim padded to whole lanes of 128.
+half (W = K KV heads); a 32-bit cache alternates key heads and value heads (W = 2K). So does an 8-bit one, whose words hold four consecutive
+positions, the first in the lowest byte: its pages are [N, W, S / 4, L]. L is the head dim padded to whole lanes of 128.
 
 Why words: sub-lane tiles of 8 x 128 words are full whatever the number of heads (a 16-bit [.., K, D] array pads one head to 16), a single
 transfer brings keys and values, and 32-bit rows can be addressed one by one. Heads come before positions: the keys of one head are then
@@ -16,10 +17,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
 SUBLANES = 8
-DTYPES = ("bfloat16", "float32")
+DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "int8")
+
+
+# From words [.., R, L] to rows [.., 4R, L] of 8-bit elements, and back; jitted, since it does not run by itself.
+bitcast = jax.jit(pltpu.bitcast, static_argnums=1)
 
 
 class UnsupportedShapeError(ValueError):
@@ -45,21 +51,28 @@ def cache_shape(
         UnsupportedShapeError: a dtype that the matrix unit does not take, or pages that are not whole tiles.
     """
     dtype = jnp.dtype(dtype)
-    if dtype.name not in DTYPES:
-        raise UnsupportedShapeError(f"keys and values of {dtype.name} are not supported by the TPU kernel; {' and '.join(DTYPES)} are")
-    unit = tile_rows(dtype.itemsize if latent else 4)
+    supported = DTYPES[:2] if latent else DTYPES
+    if dtype.name not in supported:
+        raise UnsupportedShapeError(f"keys and values of {dtype.name} are not supported by the TPU kernel; {', '.join(supported)} are")
+    packing = positions_per_word(dtype)
+    unit = tile_rows(dtype.itemsize) if latent else SUBLANES * packing
     if page_size % unit:
         raise UnsupportedShapeError(f"pages of {page_size} positions are not whole tiles of a TPU; multiples of {unit} are (128 is best)")
-    words: int
     if latent:
-        words, word = 1, dtype
-    else:
-        words, word = (num_kv_heads, jnp.uint32) if dtype.itemsize == 2 else (2 * num_kv_heads, jnp.float32)
-    return jax.ShapeDtypeStruct((num_pages, words, page_size, padded_head_dim(head_dim)), word)
+        return jax.ShapeDtypeStruct((num_pages, 1, page_size, padded_head_dim(head_dim)), dtype)
+    words = num_kv_heads if dtype.itemsize == 2 else 2 * num_kv_heads
+    word = jnp.float32 if dtype.itemsize == 4 else jnp.uint32
+    return jax.ShapeDtypeStruct((num_pages, words, page_size // packing, padded_head_dim(head_dim)), word)
+
+
+def positions_per_word(dtype: jnp.dtype) -> int:
+    """Positions of a cache of `dtype` that share a word."""
+    return 4 if jnp.dtype(dtype).itemsize == 1 else 1
 
 
 def pack(k: jax.Array, v: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
-    """k, v [T, K, D] of any float dtype as words [T, W, L] of a cache of `dtype`; without v, k is a latent.
+    """k, v [T, K, D] as words [T, W, L] of a cache of `dtype`; without v, k is a latent. An element of 8 bits has a word for itself here,
+    with its sign extended.
 
     What is not finite becomes zero: masked positions have weight zero, and zero times NaN would carry one request's overflow into others.
     """
@@ -74,18 +87,39 @@ def pack(k: jax.Array, v: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
     if jnp.dtype(dtype).itemsize == 2:
         low, high = (lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) for x in (k, v))
         return low | (high << 16)
-    return jnp.stack((k, v), axis=2).reshape(k.shape[0], -1, k.shape[-1])
+    both = jnp.stack((k, v), axis=2).reshape(k.shape[0], -1, k.shape[-1])
+    if positions_per_word(dtype) == 1:
+        return both
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(both, jnp.int8).astype(jnp.int32), jnp.uint32)
 
 
-def unpack(words: jax.Array, *, latent: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Words [..., W, S, L] to keys and values [..., K, S, L] in float32, exactly; a latent is both."""
+def store(cache: jax.Array, words: jax.Array, page: jax.Array, offset: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Put words [T, W, L] of `pack` at positions `offset` of pages `page` [T]."""
+    if positions_per_word(dtype) == 1:
+        return cache.at[page, :, offset].set(words)
+    elements = bitcast(cache, jnp.int8)
+    return bitcast(elements.at[page, :, offset].set(words.astype(jnp.int8)), jnp.uint32)
+
+
+def unpack(words: jax.Array, dtype: jnp.dtype, *, latent: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Words [..., W, S, L] of a cache of `dtype` to keys and values [..., K, S, L] in float32, exactly; a latent is both."""
     if latent:
         return (words.astype(jnp.float32),) * 2
-    if words.dtype == jnp.uint32:
+    if jnp.dtype(dtype).itemsize == 2:
         return split_word(words)
-    return words[..., 0::2, :, :], words[..., 1::2, :, :]
+    elements = words if words.dtype == dtype else bitcast(words, dtype).astype(jnp.float32)
+    return elements[..., 0::2, :, :], elements[..., 1::2, :, :]
 
 
 def split_word(words: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values in float32 of uint32 words: bfloat16 is the upper half of float32."""
     return lax.bitcast_convert_type(words << 16, jnp.float32), lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
+
+
+def bytes_between(begin: jax.Array, end: jax.Array) -> jax.Array:
+    """Masks of bytes [begin, end) of uint32 words; what is out of [0, 4] counts as the nearer of both."""
+
+    def below(byte: jax.Array) -> jax.Array:
+        return jnp.where(byte >= 4, jnp.uint32(0xFFFFFFFF), (jnp.uint32(1) << (8 * jnp.clip(byte, 0, 3)).astype(jnp.uint32)) - 1)
+
+    return below(end) & ~below(begin)

@@ -31,7 +31,8 @@ def attend(
 
     Args:
         q: [T, H, D]; head h reads KV head h // (H / K).
-        k, v: [T, K, D] of the step's tokens, in the dtype of the cache's elements; with a `latent` K is 1, and v None.
+        k, v: [T, K, D] of the step's tokens, in the dtype of the cache's elements (of 8 bits: see `scales.py`); with a `latent` K is 1, and
+            v None.
         cache: [N, W, S, L] words.
         page_table: [R, P] int32, pages of each row in order of position (0, the sink, where none is needed).
         q_starts: [R + 1] int32, first token of each row; a row may have none.
@@ -48,7 +49,7 @@ def attend(
     del num_decodes
     num_tokens, _, head_dim = q.shape
     num_rows, num_pages = page_table.shape
-    num_kv, page_size = k.shape[1], cache.shape[2]
+    num_kv, page_size = k.shape[1], cache.shape[2] * layout.positions_per_word(k.dtype)
     token = jnp.arange(num_tokens)
     row = jnp.sum(q_starts[None, 1:] <= token[:, None], axis=1)
     real = row < num_rows
@@ -56,12 +57,13 @@ def attend(
     position = jnp.where(real, kv_lens[row] - (q_starts[row + 1] - token), 0)
 
     page = jnp.where(real, page_table[row, position // page_size], 0)
-    cache = cache.at[page, :, position % page_size].set(layout.pack(k, v, k.dtype))
+    cache = layout.store(cache, layout.pack(k, v, k.dtype), page, position % page_size, k.dtype)
 
-    words = jnp.swapaxes(cache[page_table], 1, 2).reshape(num_rows, cache.shape[1], num_pages * page_size, -1)
+    words = jnp.swapaxes(cache[page_table], 1, 2).reshape(num_rows, cache.shape[1], num_pages * cache.shape[2], -1)
     # What lies behind a row's end is nobody's: not even NaN times zero may come of it.
-    words = jnp.where(jnp.arange(words.shape[2])[:, None] < kv_lens[:, None, None, None], words, jnp.zeros_like(words))
-    keys, values = (x[..., :head_dim][row] for x in layout.unpack(words, latent=latent is not None))  # [T, K, P * S, D]
+    known = jnp.arange(num_pages * page_size)[:, None] < kv_lens[:, None, None, None]
+    unpacked = layout.unpack(words, k.dtype, latent=latent is not None)
+    keys, values = (jnp.where(known, x, 0)[..., :head_dim][row] for x in unpacked)  # [T, K, P * S, D]
     grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv, -1, head_dim)
     scores = jnp.einsum("tkgd,tkpd->tkgp", grouped, keys, precision="highest") * scale
     if softcap is not None:

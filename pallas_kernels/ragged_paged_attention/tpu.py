@@ -63,7 +63,7 @@ def attend(
         if device is None:
             raise ValueError("give the device to plan for, or blocks")
         blocks = choose_blocks(shape, device)
-    call = Call(shape, blocks, scale, window, softcap, sinks is not None, k.dtype, interpret)
+    call = Call(shape, blocks, scale, window, softcap, sinks is not None, q.dtype, k.dtype, interpret)
     num_rows, num_decodes = shape.num_rows, num_decodes.astype(jnp.int32)
     words = layout.pack(k, v, k.dtype)
     table = page_table.reshape(-1)
@@ -86,23 +86,25 @@ def shape_of(q: Any, k: Any, cache: Any, page_table: Any, latent: int | None = N
     """The shape that block sizes depend on, of arrays or abstract ones.
 
     Raises:
-        UnsupportedShapeError: queries and keys of different dtypes.
+        UnsupportedShapeError: queries and keys of dtypes that do not go together.
     """
-    if q.dtype != k.dtype or k.dtype.name not in layout.DTYPES:
+    packing = layout.positions_per_word(k.dtype)
+    if q.dtype.name not in ("bfloat16", "float32") or k.dtype.name not in layout.DTYPES or (packing == 1 and q.dtype != k.dtype):
         raise UnsupportedShapeError(
-            f"queries of {q.dtype.name} and keys of {k.dtype.name}: the TPU kernel wants both bfloat16 or both float32"
+            f"queries of {q.dtype.name} and keys of {k.dtype.name}: the TPU kernel wants both bfloat16 or both float32, or keys of 8 bits"
         )
     return Shape(
         num_tokens=q.shape[0],
         num_rows=page_table.shape[0],
         pages_per_row=page_table.shape[1],
-        page_size=cache.shape[2],
+        page_size=cache.shape[2] * packing,
         num_heads=q.shape[1],
         num_kv_heads=k.shape[1],
         word_heads=cache.shape[1],
         padded_dim=cache.shape[3],
         itemsize=q.dtype.itemsize,
         latent=latent,
+        packing=packing,
     )
 
 

@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.ragged_paged_attention import work
+from pallas_kernels.ragged_paged_attention import layout, work
 from pallas_kernels.ragged_paged_attention.layout import LANES
 from pallas_kernels.ragged_paged_attention.tpu_stream import Call, each_head, select
 from pallas_kernels.ragged_paged_attention.tuning import APPEND_DEPTH
@@ -55,7 +55,7 @@ def append(words: jax.Array, cache: jax.Array, items: work.PageItems, call: Call
             pl.when(end[item] - begin[item] < size)(lambda: read_old(item).wait())
 
             slot, shift = lax.rem(item, APPEND_DEPTH), lax.rem(source_start[item] + size, unit)
-            offset = lax.broadcasted_iota(jnp.int32, (size, shape.padded_dim), 0)
+            offset = lax.broadcasted_iota(jnp.int32, (shape.page_rows, shape.padded_dim), 0) * shape.packing
             fresh = (offset >= begin[item]) & (offset < end[item])
 
             def merge(head: Any) -> None:
@@ -64,7 +64,12 @@ def append(words: jax.Array, cache: jax.Array, items: work.PageItems, call: Call
                 else:  # rows that start anywhere can be loaded from arrays of one tile of lanes only, and of 32 bits, as rolled ones
                     wide = window[slot, head] if shape.word_bytes == 4 else window[slot, head].astype(jnp.float32)
                     moved = pltpu.roll(wide, lax.rem(reach - shift, reach), 0)[:size]
-                pages[slot, head] = select(fresh, moved, pages[slot, head])
+                if shape.packing > 1:
+                    new = pltpu.bitcast(lax.bitcast_convert_type(moved, jnp.int32).astype(jnp.int8), jnp.uint32)
+                    mask = layout.bytes_between(begin[item] - offset, end[item] - offset)
+                    pages[slot, head] = (pages[slot, head] & ~mask) | (new & mask)
+                else:
+                    pages[slot, head] = select(fresh, moved, pages[slot, head])
 
             each_head(shape.word_heads, merge)
             write(item).start()

@@ -46,7 +46,7 @@ def decode(
     items = work.decode_items(kv_lens, call.window)
 
     def kernel(number, table, row, low, high, floor, q, words, _, out, cache, buffer, top, total, acc, arrived, written, slot):
-        stream = Stream(table, work.Items(row, low, high), cache, buffer, arrived, slot, shape.pages_per_row)
+        stream = Stream(table, work.Items(row, low, high), cache, buffer, arrived, slot, shape)
         softmax = Softmax(top, total, acc, call)
         first = pl.program_id(0) * rows_a_turn
         out[...] = jnp.zeros(out.shape, out.dtype)
@@ -61,8 +61,8 @@ def decode(
             def compute(block: Any, slot: Any, is_last: Any) -> None:
                 position = high[item] - 1 - block * stream.positions  # of the new token
                 page = position // shape.page_size
-                start = pl.multiple_of(lax.rem(position, shape.page_size) // unit * unit, unit)
-                rows = pl.ds(start, unit)
+                row = lax.rem(position, shape.page_size) // shape.packing
+                rows = pl.ds(pl.multiple_of(row // unit * unit, unit), unit)
 
                 def write() -> Any:
                     target = cache.at[stream.page_id(item, block * stream.pages + page), :, rows, :]
@@ -70,10 +70,14 @@ def decode(
 
                 @pl.when(is_last)
                 def _() -> None:
-                    is_new = lax.broadcasted_iota(jnp.int32, (unit, shape.padded_dim), 0) == lax.rem(position, unit)
+                    is_new = lax.broadcasted_iota(jnp.int32, (unit, shape.padded_dim), 0) == lax.rem(row, unit)
                     for head in range(shape.word_heads):
-                        old = buffer[slot, page, head, rows, :]
-                        buffer[slot, page, head, rows, :] = select(is_new, words[local, pl.ds(head, 1), :], old)
+                        old, new = buffer[slot, page, head, rows, :], words[local, pl.ds(head, 1), :]
+                        if shape.packing > 1:
+                            shift = (8 * lax.rem(position, shape.packing)).astype(jnp.uint32)
+                            byte = jnp.uint32(0xFF) << shift
+                            new = (old & ~byte) | ((new << shift) & byte)
+                        buffer[slot, page, head, rows, :] = select(is_new, new, old)
                     write().start()
 
                 _attend_row(item, local, block, slot)

@@ -36,7 +36,7 @@ def prefill(
     first, items, tiles = work.prefill_items(q_starts, kv_lens, num_decodes, call.window, tile=tile, num_tiles=num_tiles)
 
     def kernel(first, table, row, low, high, base, begin, end, floor, q, cache, out, buffer, top, total, acc, arrived, slot):
-        stream = Stream(table, work.Items(row, low, high), cache, buffer, arrived, slot, shape.pages_per_row)
+        stream = Stream(table, work.Items(row, low, high), cache, buffer, arrived, slot, shape)
         softmax = Softmax(top, total, acc, call)
         turn, number = pl.program_id(0), first[num_tiles]
 

@@ -31,7 +31,8 @@ class Call:
     window: int | None
     softcap: float | None
     has_sinks: bool
-    dtype: jnp.dtype
+    dtype: jnp.dtype  # of queries and products
+    kept: jnp.dtype  # of keys and values in pages
     interpret: Any
 
     def params(self, vmem_bytes: int) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class Stream:
     buffer: Any
     arrived: Any
     slot: Any
-    pages_per_row: int
+    shape: Shape
 
     @property
     def pages(self) -> int:
@@ -66,15 +67,15 @@ class Stream:
 
     @property
     def positions(self) -> int:
-        return self.pages * self.buffer.shape[3]
+        return self.pages * self.shape.page_size
 
     def page_id(self, item: Any, index: Any) -> Any:
         """The id of page `index` of an item's row."""
-        return self.table[self.items.row[item] * self.pages_per_row + index]
+        return self.table[self.items.row[item] * self.shape.pages_per_row + index]
 
     def _each_page(self, item: Any, block: Any, slot: Any, act: Callable[[Any], None]) -> None:
         """Act on the copy of every page of the block that the item needs; the same list whether starting or waiting."""
-        size = self.buffer.shape[3]
+        size = self.shape.page_size
         first = jnp.maximum(block * self.pages, self.items.low[item] // size)
         last = jnp.minimum((block + 1) * self.pages, pl.cdiv(self.items.high[item], size))
 
@@ -173,16 +174,21 @@ def keys_values(buffer: Any, slot: Any, pages: Any, head: Any, call: Call, known
         found = buffer[slot, pages, word_head].reshape(-1, buffer.shape[-1])
         if known is None:
             return found
-        offset = lax.broadcasted_iota(jnp.int32, found.shape, 0)
+        offset = lax.broadcasted_iota(jnp.int32, found.shape, 0) * call.shape.packing
+        if call.shape.packing > 1:
+            return found & layout.bytes_between(known[0] - offset, known[1] - offset)
         return select((offset >= known[0]) & (offset < known[1]), found, jnp.zeros_like(found))
 
     if call.shape.latent is not None:
         keys = words(head)
         return keys, keys[:, : call.shape.value_dim]
-    if buffer.dtype == jnp.uint32:
+    if call.shape.packing > 1:
+        keys, values = (pltpu.bitcast(words(2 * head + i), call.kept) for i in range(2))
+    elif buffer.dtype == jnp.uint32:
         keys, values = layout.split_word(words(head))
-        return keys.astype(call.dtype), values.astype(call.dtype)
-    return words(2 * head), words(2 * head + 1)
+    else:
+        keys, values = words(2 * head), words(2 * head + 1)
+    return keys.astype(call.dtype), values.astype(call.dtype)
 
 
 def each_head(num_heads: int, act: Callable[[Any], None]) -> None:

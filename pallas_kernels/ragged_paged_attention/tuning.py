@@ -24,7 +24,7 @@ _SCORE_COPIES = 6
 @dataclass(frozen=True)
 class Shape:
     """What block sizes depend on, per shard. word_heads: W of the cache layout; itemsize: bytes of a query element; latent: see
-    `reference.py`.
+    `reference.py`; packing: positions that share a word.
     """
 
     num_tokens: int
@@ -37,6 +37,7 @@ class Shape:
     padded_dim: int
     itemsize: int
     latent: int | None = None
+    packing: int = 1
 
     @property
     def group(self) -> int:
@@ -63,13 +64,18 @@ class Shape:
 
     @property
     def page_bytes(self) -> int:
-        return self.word_heads * self.page_size * self.padded_dim * self.word_bytes
+        return self.word_heads * self.page_rows * self.padded_dim * self.word_bytes
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of words of a page and head."""
+        return self.page_size // self.packing
 
     @property
     def key(self) -> str:
         """How the table of exceptions names the shape; tokens and rows do not matter to the choice."""
-        latent = "" if self.latent is None else f" latent{self.latent}"
-        return f"heads{self.num_heads}/{self.num_kv_heads} dim{self.padded_dim}{latent} page{self.page_size} bytes{self.itemsize}"
+        kind = ("" if self.latent is None else f" latent{self.latent}") + ("" if self.packing == 1 else " kept in 1")
+        return f"heads{self.num_heads}/{self.num_kv_heads} dim{self.padded_dim}{kind} page{self.page_size} bytes{self.itemsize}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,8 @@ class Blocks:
 
     def append_vmem(self, shape: Shape) -> int:
         """Bytes of vector memory of writing prompt tokens into their pages."""
-        return APPEND_DEPTH * (2 * shape.page_bytes + shape.word_heads * SUBLANES * shape.padded_dim * 4)
+        window = shape.word_heads * (shape.page_size + shape.tile_rows) * shape.padded_dim * shape.word_bytes
+        return APPEND_DEPTH * (shape.page_bytes + window)
 
     def vmem(self, shape: Shape) -> int:
         """Bytes of the hungriest of the three."""

@@ -7,6 +7,7 @@ import pytest
 
 from jaxllm.ops.attention import AttentionMetadata, LayerCache, gpu, reference, xla
 from jaxllm.specs import AttendSpec
+from pallas_kernels.ragged_paged_attention.scales import attend_scaled, quantize
 
 HEAD_DIM, NUM_KV = 16, 2
 
@@ -108,6 +109,33 @@ def test_without_keys_and_values_those_of_the_step_are_in_the_cache_already():
     got, same = xla.attend(q, None, None, cache, metadata, AttendSpec(0.25))
     np.testing.assert_array_equal(got, want)
     assert same is cache
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("name", ["decodes and prompts, padded", "decodes around page edges"])
+def test_pages_of_8_bits_hold_units_of_a_scale_of_each_head(name, dtype):
+    rows, num_tokens, num_rows = STEPS[name]
+    rng = np.random.default_rng(6)
+    metadata, wide = make_step(rng, rows, num_tokens, num_rows, 8)
+    q = jnp.array(rng.normal(size=(num_tokens, 2 * NUM_KV, HEAD_DIM)), jnp.float32)
+    k, v = (jnp.array(rng.normal(size=(num_tokens, NUM_KV, HEAD_DIM)), jnp.float32) for _ in range(2))
+    k_scale, v_scale = jnp.array([0.05, 0.03]), jnp.array([0.04, 0.1])
+
+    narrow = LayerCache(*((pages / scale[:, None, None]).astype(dtype) for pages, scale in zip(wide, (k_scale, v_scale), strict=True)))
+    got, pages = attend_scaled(xla.attend, q, k, v, narrow, metadata, AttendSpec(0.25), dtype=dtype, k_scale=k_scale, v_scale=v_scale)
+    rounded = [quantize(x, scale, dtype).astype(jnp.float32) * scale[:, None] for x, scale in ((k, k_scale), (v, v_scale))]
+    wide = LayerCache(*(x.astype(jnp.float32) * scale[:, None, None] for x, scale in zip(narrow, (k_scale, v_scale), strict=True)))
+    want, _ = reference.attend(q, *rounded, wide, metadata, AttendSpec(0.25))
+
+    real = np.asarray(metadata.token_rows) < num_rows
+    np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
+    assert pages.k.dtype == pages.v.dtype == dtype
+
+
+def test_what_is_out_of_range_is_clipped():
+    x = jnp.array([[[1000.0, -1000.0, 0.6]]])
+    np.testing.assert_array_equal(quantize(x, jnp.ones(1), jnp.int8), [[[127, -128, 1]]])
+    np.testing.assert_array_equal(quantize(x, jnp.ones(1), jnp.float8_e4m3fn).astype(jnp.float32), [[[448, -448, 0.625]]])
 
 
 def test_a_row_does_not_depend_on_its_batch_mates():

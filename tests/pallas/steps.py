@@ -36,6 +36,7 @@ def make_step(
     page_size: int = 8,
     pages_per_row: int = 6,
     dtype: str = "float32",
+    kept: str | None = None,
     window: int | None = None,
     latent: bool = False,
     seed: int = 0,
@@ -43,16 +44,22 @@ def make_step(
     """`rows` = [(tokens of this step, positions cached before)], decodes first. Pages behind the window are the sink, as in the engine.
     With a latent there are no values (and num_kv_heads must be 1).
 
-    Positions of a page that no row has written hold NaN: nothing may read them.
+    Positions of a page that no row has written hold NaN (127 in int8): nothing may read them. kept: the dtype of pages, if not `dtype`.
     """
+    kept = kept or dtype
     rng = np.random.default_rng(seed)
     num_pages = num_rows * pages_per_row + 1
     free = list(rng.permutation(np.arange(1, num_pages)))
     table = np.zeros((num_rows, pages_per_row), np.int32)
     q_starts, kv_lens = np.zeros(num_rows + 1, np.int32), np.zeros(num_rows, np.int32)
-    shape = layout.cache_shape(num_pages, page_size, num_kv_heads, head_dim, jnp.dtype(dtype), latent=latent)
-    pages = [jnp.array(rng.normal(size=(num_pages * page_size, num_kv_heads, head_dim)), dtype) for _ in range(2)]
-    words = layout.pack(pages[0], None if latent else pages[1], jnp.dtype(dtype))
+    shape = layout.cache_shape(num_pages, page_size, num_kv_heads, head_dim, jnp.dtype(kept), latent=latent)
+    unit = 40 if kept == "int8" else 1
+
+    def random(count: int, heads: int, dtype: str, unit: int = 1) -> jax.Array:
+        return jnp.array(rng.normal(size=(count, heads, head_dim)) * unit, dtype)
+
+    pages = [random(num_pages * page_size, num_kv_heads, kept, unit) for _ in range(2)]
+    words = layout.pack(pages[0], None if latent else pages[1], jnp.dtype(kept))
     words = words.reshape(num_pages, page_size, shape.shape[1], shape.shape[3])
     cache = np.array(jnp.swapaxes(words, 1, 2))
     written = np.zeros((num_pages, page_size), bool)
@@ -67,15 +74,16 @@ def make_step(
         at += new
         q_starts[i + 1 :] = at
         kv_lens[i] = new + cached
-    nan = np.uint32(0x7FFF7FFF) if shape.dtype == jnp.uint32 else np.array(np.nan, shape.dtype)
-    cache = np.where(written[:, None, :, None], cache, nan)
-
-    def random(heads: int) -> jax.Array:
-        return jnp.array(rng.normal(size=(num_tokens, heads, head_dim)), dtype)
-
+    narrow = layout.positions_per_word(jnp.dtype(kept)) > 1
+    nan = np.array(np.nan, shape.dtype) if shape.dtype != jnp.uint32 else np.uint32(0x7F if narrow else 0x7FFF7FFF)
+    cache = jnp.array(np.where(written[:, None, :, None], cache, nan))
+    if narrow:
+        cache = layout.bitcast(cache.astype(jnp.int8), jnp.uint32)
+    assert cache.shape == shape.shape
     num_decodes = next((i for i, (new, _) in enumerate(rows) if new != 1), len(rows))
-    new = random(num_heads), random(num_kv_heads), None if latent else random(num_kv_heads)
-    return Step(*new, jnp.array(cache), jnp.array(table), jnp.array(q_starts), jnp.array(kv_lens), jnp.int32(num_decodes))
+    k, v = (random(num_tokens, num_kv_heads, kept, unit) for _ in range(2))
+    q = random(num_tokens, num_heads, dtype)
+    return Step(q, k, None if latent else v, cache, jnp.array(table), jnp.array(q_starts), jnp.array(kv_lens), jnp.int32(num_decodes))
 
 
 def assert_same(got: tuple[jax.Array, jax.Array], want: tuple[jax.Array, jax.Array], step: Step, tolerance: float) -> None:
@@ -84,9 +92,10 @@ def assert_same(got: tuple[jax.Array, jax.Array], want: tuple[jax.Array, jax.Arr
     out, expected = (np.asarray(x[0], np.float32) for x in (got, want))
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[:total], expected[:total], atol=tolerance, rtol=tolerance)
+    packing = layout.positions_per_word(step.k.dtype)
     for row in range(step.kv_lens.shape[0]):
-        for position in range(int(step.kv_lens[row])):
-            page, offset = int(step.page_table[row, position // step.cache.shape[2]]), position % step.cache.shape[2]
+        for word in range(-(-int(step.kv_lens[row]) // packing)):
+            page, offset = int(step.page_table[row, word // step.cache.shape[2]]), word % step.cache.shape[2]
             if page:
                 mine, theirs = (np.asarray(x[1][page, :, offset]).view(np.uint8) for x in (got, want))
-                np.testing.assert_array_equal(mine, theirs, err_msg=f"row {row}, position {position}")
+                np.testing.assert_array_equal(mine, theirs, err_msg=f"row {row}, position {word * packing}")

@@ -1,4 +1,4 @@
-"""The Hopper kernel, interpreted, against the oracle of the TPU kernel over the same ragged steps."""
+"""The kernel for Hopper and Blackwell, interpreted, against the oracle of the TPU kernel over the same ragged steps."""
 
 import functools
 
@@ -16,6 +16,7 @@ if jax.__version_info__ < (0, 11):
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.ragged_paged_attention import gpu
+from pallas_kernels.ragged_paged_attention.gpu_products import TensorMemory
 
 DECODES = [(1, 0), (1, 62), (1, 63), (1, 64), (1, 150)]  # around page borders
 MIXED = [(1, 17), (1, 140), (9, 0), (2, 138), (0, 0), (70, 60), (3, 6)]  # 70 tokens: a tile and a part of one
@@ -26,40 +27,49 @@ def step_of(rows, num_tokens, num_rows, **options):
     return make_step(rows, num_tokens, num_rows, **(defaults | options))
 
 
-def pages_of(words, head_dim):
+def pages_of(words, head_dim, dtype=jnp.bfloat16):
     """Pages of the GPU's layout from those of the TPU's; nothing in them may be anything but finite."""
     if words.dtype == jnp.bfloat16:
         return jnp.swapaxes(jnp.where(jnp.isfinite(words), words, 0)[..., :head_dim], 2, 3), None
-    keys, values = (x[..., :head_dim].astype(jnp.bfloat16) for x in layout.unpack(jnp.array(words)))
+    keys, values = (x[..., :head_dim].astype(dtype) for x in layout.unpack(jnp.array(words), dtype))
     keys, values = (jnp.where(jnp.isfinite(x), x, 0) for x in (keys, values))
     return jnp.swapaxes(keys, 2, 3), values
 
 
-def check(step, *, interpret=None, splits=None, **options):
+def check(step, *, interpret=None, splits=None, blackwell=False, **options):
     interpret = interpret or plgpu.InterpretGPUParams()
-    pages = pages_of(step.cache, step.q.shape[2])
-    run = jax.jit(functools.partial(gpu.attend, interpret=interpret, splits=splits, **options))
+    pages = pages_of(step.cache, step.q.shape[2], step.k.dtype)
+    run = jax.jit(functools.partial(gpu.attend, interpret=interpret, splits=splits, blackwell=blackwell, **options))
     out, cache = run(*step[:3], pages, *step[4:])
     expected, words = reference.attend(*step, **options)
     total = int(step.q_starts[-1])
     np.testing.assert_allclose(np.asarray(out[:total], np.float32), np.asarray(expected[:total], np.float32), atol=2e-2, rtol=2e-2)
-    for got, want in zip(jax.tree.leaves(cache), jax.tree.leaves(pages_of(words, step.q.shape[2])), strict=True):
+    for got, want in zip(jax.tree.leaves(cache), jax.tree.leaves(pages_of(words, step.q.shape[2], step.k.dtype)), strict=True):
         np.testing.assert_array_equal(np.asarray(got[1:], np.float32), np.asarray(want[1:], np.float32))
     return out
 
 
+@pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
 @pytest.mark.parametrize("window", [None, 70], ids=str)
-def test_decodes_equal_the_reference(window):
-    check(step_of(DECODES, 8, 8, window=window), scale=0.1, window=window)
+def test_decodes_equal_the_reference(window, blackwell):
+    check(step_of(DECODES, 8, 8, window=window), scale=0.1, window=window, blackwell=blackwell)
 
 
 def test_decodes_cut_into_parts_equal_the_reference():
     check(step_of(DECODES, 8, 8), scale=0.1, splits=3)
 
 
+@pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
 @pytest.mark.parametrize("window", [None, pytest.param(70, marks=pytest.mark.heavy)], ids=str)
-def test_mixed_steps_equal_the_reference(window):
-    check(step_of(MIXED, 96, 8, window=window), scale=0.1, window=window)
+def test_mixed_steps_equal_the_reference(window, blackwell):
+    check(step_of(MIXED, 96, 8, window=window), scale=0.1, window=window, blackwell=blackwell)
+
+
+@pytest.mark.parametrize("blackwell", [False, pytest.param(True, marks=pytest.mark.heavy)], ids=["Hopper", "Blackwell"])
+@pytest.mark.parametrize("kept", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.heavy)])
+def test_pages_of_8_bits_equal_the_reference(kept, blackwell):
+    scale = 0.001 if kept == "int8" else 0.1
+    check(step_of([(1, 150), (1, 64), (40, 100)], 48, 3, kept=kept, num_heads=2, num_kv_heads=1), scale=scale, blackwell=blackwell)
 
 
 def test_softcap_and_sinks():
@@ -74,9 +84,10 @@ def test_every_grouping_of_heads_equals_the_reference(heads):
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
 @pytest.mark.parametrize("head_dim", [80, 96, 128, 256])
-def test_every_head_dim_equals_the_reference(head_dim):
-    check(step_of([(1, 70), (5, 62)], 8, 2, head_dim=head_dim, num_heads=2, num_kv_heads=1), scale=0.1)
+def test_every_head_dim_equals_the_reference(head_dim, blackwell):
+    check(step_of([(1, 70), (5, 62)], 8, 2, head_dim=head_dim, num_heads=2, num_kv_heads=1), scale=0.1, blackwell=blackwell)
 
 
 LATENT = {"num_kv_heads": 1, "head_dim": 192, "latent": True}
@@ -95,7 +106,7 @@ def test_more_heads_than_rows_of_a_tile_share_a_latent():
     ("shape", "message"),
     [
         (("float32", 4, 2, 64, 64), "float32 .* bfloat16 and float16 are"),
-        (("bfloat16", 4, 2, 72, 64), "head_dim 72 .* multiples of 16 up to 128, 192 and 256"),
+        (("bfloat16", 4, 2, 72, 64), "head_dim 72 in bfloat16 .* 64, 128, 192 and 256 are, and of 16 bits multiples of 16"),
         (("bfloat16", 4, 2, 64, 16), "pages of 16 positions .* block_size 64, 128 or 256"),
         (("bfloat16", 256, 2, 64, 64), "128 heads to a KV head"),
         (("bfloat16", 4, 2, 256, 256), "block_size=128 would"),
@@ -109,11 +120,23 @@ def test_a_shape_that_cannot_run_is_refused_with_what_would(shape, message):
         gpu.check_shape(*shape)
 
 
+def test_pages_of_8_bits_that_cannot_be_widened_are_refused():
+    with pytest.raises(layout.UnsupportedShapeError, match=r"head_dim 80 in int8 .* 64, 128, 192 and 256 are"):
+        gpu.check_shape("bfloat16", 4, 2, 80, 64, kept="int8")
+    with pytest.raises(layout.UnsupportedShapeError, match=r"pages of float8_e5m2 .* bfloat16, float8_e4m3fn and int8 are"):
+        gpu.check_shape("bfloat16", 4, 2, 64, 64, kept="float8_e5m2")
+
+
 RACING = step_of([(1, 150), (40, 100)], 48, 2, num_heads=1, num_kv_heads=1)
 
 
-def test_transfers_and_computation_do_not_race():
-    check(RACING, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1)
+NARROW = step_of([(1, 150), (40, 100)], 48, 2, num_heads=1, num_kv_heads=1, kept="float8_e4m3fn")
+
+
+@pytest.mark.parametrize("step", [RACING, NARROW], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
+def test_transfers_and_computation_do_not_race(step, blackwell):
+    check(step, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1, blackwell=blackwell)
 
 
 def test_warpgroups_that_share_rows_of_a_latent_do_not_race():
@@ -123,7 +146,13 @@ def test_warpgroups_that_share_rows_of_a_latent_do_not_race():
 
 def test_a_missing_wait_for_a_free_slot_is_caught(monkeypatch):
     """Pages that are fetched before the slot's last user is done."""
-    monkeypatch.setattr(gpu, "_stages", lambda *_: 2)
+    monkeypatch.setattr(gpu, "_MAX_STAGES", 2)
     monkeypatch.setattr(gpu._Program, "wait_until_free", lambda self, page: None)
     with pytest.raises(Exception, match=r"(?i)race"):
         check(RACING, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1)
+
+
+def test_a_sum_that_is_read_before_the_tensor_core_is_done_is_caught(monkeypatch):
+    monkeypatch.setattr(TensorMemory, "_finish", lambda self: None)
+    with pytest.raises(Exception, match=r"(?i)race"):
+        check(RACING, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1, blackwell=True)

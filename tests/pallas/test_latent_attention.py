@@ -44,7 +44,7 @@ def test_pages_of_bfloat16_latents_lie_in_their_own_dtype(rows):
 def test_the_oracle_of_the_kernels_agrees_with_that_of_the_engine():
     """Two written apart: over pages of words, and over pages of the contract."""
     step = latent_step(MIXED, 48, 8)
-    keys, _ = layout.unpack(step.cache, latent=True)
+    keys, _ = layout.unpack(step.cache, step.cache.dtype, latent=True)
     token = jnp.arange(48)
     rows = jnp.sum(step.q_starts[None, 1:] <= token[:, None], axis=1)
     row = jnp.minimum(rows, 7)

@@ -16,6 +16,8 @@ BLOCKS = Blocks(decode_rows=2, decode_pages=2, decode_compute_pages=1, query_til
 
 DECODES = [(1, 0), (1, 6), (1, 7), (1, 8), (1, 15), (1, 16), (1, 40)]  # around page and block borders
 MIXED = [(1, 17), (1, 40), (9, 0), (2, 38), (0, 0), (13, 8), (3, 6)]
+NARROW_DECODES = [(1, 0), (1, 2), (1, 3), (1, 31), (1, 32), (1, 69)]  # around borders of words and of pages of 32
+NARROW_MIXED = [(1, 17), (1, 40), (9, 0), (2, 62), (0, 0), (39, 30), (3, 6)]
 PROMPTS = [(16, 0), (17, 15), (2, 7)]  # a tile, a tile and one, and both sides of a page border
 
 
@@ -83,11 +85,21 @@ def test_an_overflow_stays_in_its_row():
     np.testing.assert_array_equal(dirty[11:29], clean[11:29])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [NARROW_DECODES, pytest.param(NARROW_MIXED, marks=pytest.mark.heavy)], ids=["decodes", "mixed"])
+@pytest.mark.parametrize("kept", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.heavy)])
+def test_words_of_four_positions_equal_the_reference(kept, rows):
+    num_tokens = 8 if rows is NARROW_DECODES else 64
+    step = make_step(rows, num_tokens, 8, page_size=32, num_heads=2, kept=kept)
+    check(step, scale=0.001 if kept == "int8" else 0.1, tolerance=1e-3 if kept == "int8" else 2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
 def test_words_hold_every_bit(dtype):
     rng = np.random.default_rng(0)
-    k, v = (jnp.array(rng.normal(size=(5, 3, 80)), dtype) for _ in range(2))
+    k, v = (jnp.array(rng.normal(size=(5, 3, 80)) * 30, dtype) for _ in range(2))
+    shape = layout.cache_shape(1, 32, 3, 80, jnp.dtype(dtype))
     words = layout.pack(k, v, jnp.dtype(dtype))
-    keys, values = layout.unpack(jnp.swapaxes(words[None], 1, 2))  # five positions of one page
-    np.testing.assert_array_equal(jnp.swapaxes(keys[0], 0, 1)[..., :80], k.astype(jnp.float32))
-    np.testing.assert_array_equal(jnp.swapaxes(values[0], 0, 1)[..., :80], v.astype(jnp.float32))
+    cache = layout.store(jnp.zeros(shape.shape, shape.dtype), words, jnp.zeros(5, jnp.int32), jnp.arange(3, 8), jnp.dtype(dtype))
+    keys, values = layout.unpack(cache, jnp.dtype(dtype))
+    np.testing.assert_array_equal(jnp.swapaxes(keys[0], 0, 1)[3:8, :, :80], k.astype(jnp.float32))
+    np.testing.assert_array_equal(jnp.swapaxes(values[0], 0, 1)[3:8, :, :80], v.astype(jnp.float32))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxllm.ops.attention import gpu, tpu, xla
 from jaxllm.ops.attention.metadata import AttentionMetadata, Cache
 from jaxllm.specs import AttendSpec, CacheLayer
-from pallas_kernels.devices import find_device
+from pallas_kernels.devices import find_device, is_blackwell
 
 # (q, k, v, cache, metadata, spec, sinks, slopes) -> (out, cache)
 AttendFn = Callable[
@@ -94,6 +94,6 @@ def choose_backend(platform: str, device_kind: str = "") -> AttentionBackend:
     if platform in ("gpu", "cuda"):
         reason = gpu.reason_against(device_kind)
         if reason is None:
-            return AttentionBackend("gpu", gpu.Attend(), xla.cache_shapes)
+            return AttentionBackend("gpu", gpu.Attend(blackwell=is_blackwell(device_kind)), xla.cache_shapes)
         gpu.say_once(reason)
     return AttentionBackend("xla", xla.attend, xla.cache_shapes)

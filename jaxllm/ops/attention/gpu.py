@@ -1,4 +1,4 @@
-"""Paged attention on Hopper GPUs: the Mosaic GPU kernel of `pallas_kernels`, behind the contract of this package.
+"""Paged attention on Hopper and Blackwell GPUs: the Mosaic GPU kernel of `pallas_kernels`, behind the contract of this package.
 
 Its pages are those of `xla.py`, which takes over for shapes that the kernel refuses; said once.
 """
@@ -16,6 +16,7 @@ import jax
 from jaxllm.ops.attention import xla
 from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
 from jaxllm.specs import AttendSpec
+from pallas_kernels.devices import is_blackwell
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 logger = logging.getLogger(__name__)
@@ -26,9 +27,9 @@ _JAX_VERSION = (0, 11)
 
 
 def reason_against(device_kind: str) -> str | None:
-    """Why the kernel cannot run on GPUs that jax calls `device_kind`, or None: wgmma is Hopper's alone."""
-    if re.search(r"\bG?H(20|100|200|800)\b", device_kind) is None:
-        return f"the kernel for GPUs is made for Hopper, and this is {device_kind or 'another GPU'}"
+    """Why the kernel cannot run on GPUs that jax calls `device_kind`, or None: it needs wgmma or tcgen05."""
+    if re.search(r"\bG?H(20|100|200|800)\b", device_kind) is None and not is_blackwell(device_kind):
+        return f"the kernel for GPUs is made for Hopper and B200, and this is {device_kind or 'another GPU'}"
     if jax.__version_info__ < _JAX_VERSION:
         return f"the kernel for GPUs needs jax {'.'.join(map(str, _JAX_VERSION))} or newer, and this is {jax.__version__}"
     return None
@@ -36,9 +37,10 @@ def reason_against(device_kind: str) -> str | None:
 
 @dataclass(frozen=True)
 class Attend:
-    """interpret: `InterpretGPUParams`, for tests on hosts without a GPU."""
+    """interpret: `InterpretGPUParams`, for tests on hosts without a GPU. blackwell: which tensor cores the GPU has."""
 
     interpret: Any = None
+    blackwell: bool = False
 
     def __call__(
         self,
@@ -65,7 +67,9 @@ class Attend:
             say_once("there is no GPU kernel for " + ", ".join(kind for kind, asked in lacking.items() if asked))
             return xla.attend(q, k, v, cache, metadata, spec, sinks, slopes)
         try:
-            gpu.check_shape(q.dtype, q.shape[1], k.shape[1], q.shape[2], cache.page_size, spec.latent)
+            gpu.check_shape(
+                q.dtype, q.shape[1], k.shape[1], q.shape[2], cache.page_size, spec.latent, kept=cache.k.dtype, blackwell=self.blackwell
+            )
         except UnsupportedShapeError as error:
             say_once(str(error))
             return xla.attend(q, k, v, cache, metadata, spec, sinks)
@@ -83,6 +87,7 @@ class Attend:
             softcap=spec.softcap,
             sinks=sinks,
             latent=spec.latent,
+            blackwell=self.blackwell,
             interpret=self.interpret,
         )
         return out, LayerCache(k_pages, v_pages)

@@ -108,7 +108,7 @@ def _decode(
         row = jnp.minimum(jnp.sum(ends[None, :] <= item[:, None], axis=1), num_rows - 1)
         index = item - jnp.where(row > 0, ends[row - 1], 0) + first_page[row]
         page = metadata.page_table[row, jnp.minimum(index, metadata.page_table.shape[1] - 1)]
-        scores = _scores(grouped[row], cache.k[page], spec)  # [W, K, G, S]
+        scores = _scores(grouped[row], cache.k[page].astype(q.dtype), spec)  # [W, K, G, S]
 
         position = index[:, None] * size + jnp.arange(size)
         if slopes is not None:
@@ -119,7 +119,8 @@ def _decode(
         scores = jnp.where(visible[:, None, None], scores, _MASKED)
         top = scores.max(-1)
         weights = jnp.exp(scores - top[..., None])
-        acc = jnp.matmul(weights.astype(cache.k.dtype), cache.values(page, spec), preferred_element_type=jnp.float32)
+        values = cache.values(page, spec).astype(q.dtype)
+        acc = jnp.matmul(weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
 
         # Several items of a turn may be of one row: merge them into the rows by a one-hot product.
         owned = (row[:, None] == rows) & listed[:, None]  # [W, R]
@@ -206,8 +207,8 @@ def _fill_tiles(
 
         def one_block(turn: jax.Array, state: _Partial) -> _Partial:
             page = lax.dynamic_slice(table, (row, turn * pages_per_block), (1, pages_per_block))[0]
-            keys = cache.k[page].transpose(1, 2, 0, 3).reshape(num_kv, head_dim, block)
-            values = cache.values(page, spec).transpose(1, 0, 2, 3).reshape(num_kv, block, value_dim)
+            keys = cache.k[page].astype(q.dtype).transpose(1, 2, 0, 3).reshape(num_kv, head_dim, block)
+            values = cache.values(page, spec).astype(q.dtype).transpose(1, 0, 2, 3).reshape(num_kv, block, value_dim)
             key_position = turn * block + jnp.arange(block)
             visible = key_position[None] <= position[:, None]
             if spec.window is not None:
