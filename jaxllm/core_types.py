@@ -51,6 +51,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     pooling_params: PoolingParams | None = None
     # Of a pair: the index of the second text's first token.
     second_start: int | None = None
+    # The input of a model's encoder; the prompt is then its decoder's.
+    encoder_token_ids: list[int] = []
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -149,6 +151,13 @@ class PoolingInfo(msgspec.Struct, kw_only=True):
             raise InvalidRequestError(f"this model gives {self.width} classes; scores need a cross-encoder with one, or an embedding model")
 
 
+class EncoderInfo(msgspec.Struct, kw_only=True):
+    """What the front must know of an encoder: its longest input, and what every sequence of the decoder begins with."""
+
+    max_len: int
+    decoder_start: list[int]
+
+
 class EngineInfo(msgspec.Struct, kw_only=True):
     """What the front must know of a started engine."""
 
@@ -162,8 +171,23 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     platform: str
     # Set where the model answers with vectors and does not generate.
     pooling: PoolingInfo | None = None
+    # Set where prompts are the input of an encoder.
+    encoder: EncoderInfo | None = None
     # Phase name -> seconds, in order.
     startup_seconds: dict[str, float] = {}
+
+    @property
+    def max_prompt_len(self) -> int:
+        """Tokens of the longest prompt that can be served."""
+        return self.max_model_len - 1 if self.encoder is None else self.encoder.max_len
+
+    def room(self, prompt_len: int) -> int:
+        """Tokens that can be generated after a prompt of so many."""
+        return self.max_model_len - (prompt_len if self.encoder is None else len(self.encoder.decoder_start))
+
+    def max_kept(self, max_tokens: int | None) -> int:
+        """Tokens of the longest prompt after which there is room for so many."""
+        return max(1, self.max_model_len - max(1, max_tokens or 1)) if self.encoder is None else self.encoder.max_len
 
 
 # --------------------------------------------------------------------------- scheduler <-> runner
@@ -173,6 +197,7 @@ class CacheKind(enum.StrEnum):
     FULL = "full"
     SLIDING_WINDOW = "sliding_window"
     RECURRENT = "recurrent"
+    ENCODER = "encoder"
 
 
 @dataclass(frozen=True)
@@ -184,6 +209,9 @@ class CacheGroup:
     Where the kind is `recurrent`, a page holds the state of a sequence instead of its positions: page k of a table is that after the
     positions computed so far of [k * interval, (k + 1) * interval). Steps end at the latest where an interval does, so that each table
     entry ends as a snapshot that others may start from. A step at position p reads the page of p - 1 (none: zeros) and writes that of p.
+
+    Where it is `encoder`, positions are those of the input of an encoder, at most `window`; a request's pages are written once, before its
+    first step. There is one such group at most, the last one.
     """
 
     kind: CacheKind
@@ -204,13 +232,24 @@ class CacheSpec:
         """Positions that an entry of the group's page tables stands for, a multiple of the page size."""
         return group.interval or self.page_size
 
+    def table_width(self, group: CacheGroup, max_model_len: int) -> int:
+        """Entries that a page table of the group may have."""
+        longest = group.window if group.kind is CacheKind.ENCODER and group.window is not None else max_model_len
+        return -(-longest // self.positions_per_page(group))
+
+    @property
+    def encoder_group(self) -> CacheGroup | None:
+        """The group of encoder inputs, if there is one."""
+        last = self.groups[-1] if self.groups else None
+        return last if last is not None and last.kind is CacheKind.ENCODER else None
+
 
 @dataclass(slots=True)
 class NewRow:
     """A request that takes a slot (first admission, or again after preemption).
 
     `token_ids` holds prompt and outputs so far; `page_ids[g]` the pages of cache group g in order of position (0 where a window
-    group holds none).
+    group holds none). `encoder_token_ids` is the encoder's input, whose keys and values are to be written before the step.
     """
 
     slot: int
@@ -222,6 +261,7 @@ class NewRow:
     page_ids: list[list[int]]
     pooling_params: PoolingParams | None = None
     second_start: int | None = None
+    encoder_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import EngineConfig
-from jaxllm.core_types import CacheKind, EngineInfo, Executor
+from jaxllm.core_types import CacheKind, EncoderInfo, EngineInfo, Executor
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.structured_output import GrammarMasks
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# An encoder's input must fit a step: where the user says nothing, a step takes the longest one, up to this.
+_LONGEST_BY_DEFAULT = 8192
 _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -95,7 +97,7 @@ def start_engine(
         checkpoint = open_weights(config, files)
         dtype = compute_dtype(config, files, checkpoint, platform)
         model_def = define(files, dtype, config, config.model.max_model_len)
-        limits = step_limits(config, platform)
+        limits = step_limits(config, platform, model_def)
         plan = plan_memory(model_def, backend, placement, config.cache, limits, max_model_len=config.model.max_model_len)
         if plan.max_model_len != (config.model.max_model_len or model_def.max_model_len):
             # Rope scalings may depend on the longest sequence.
@@ -115,6 +117,7 @@ def start_engine(
         runner.compile_in_background()
     grammars = GrammarMasks(grammar_compiler(tokenizer, model_def.vocab_size), model_def.vocab_size)
     about = {"max_model_len": plan.max_model_len, "vocab_size": model_def.vocab_size, "dtype": dtype, "platform": platform}
+    about["encoder"] = _encoder_info(files, model_def, limits)
     return assemble(config, runner, limits, phases, grammars, num_pages=_num_pages(plan), **about)
 
 
@@ -230,7 +233,20 @@ def define(files: ModelFiles, dtype: str, config: EngineConfig, max_model_len: i
     return model_def
 
 
-def step_limits(config: EngineConfig, platform: str) -> Limits:
+def _encoder_info(files: ModelFiles, model_def: ModelDef, limits: Limits) -> EncoderInfo | None:
+    """What prompts of a model with an encoder are made of; None without one."""
+    encoder = model_def.spec.encoder
+    if encoder is None:
+        return None
+    found = {**files.config, **{name: value for name, value in files.generation_config.items() if value is not None}}
+    start, forced = found.get("decoder_start_token_id", found.get("bos_token_id")), found.get("forced_bos_token_id")
+    if start is None:
+        raise ConfigError("config.json lacks decoder_start_token_id, which the decoder's sequences begin with; set it with hf_overrides")
+    longest = min(encoder.max_positions, limits.max_num_batched_tokens)
+    return EncoderInfo(max_len=longest, decoder_start=[start] if forced is None else [start, forced])
+
+
+def step_limits(config: EngineConfig, platform: str, model_def: ModelDef) -> Limits:
     """Sizes of a step. A CPU step of many tokens takes seconds, in which nobody else gets a token; accelerators want large ones.
 
     Pages of 64 positions are gathered a third faster on CPU than pages of 16; TPU page tables must fit scalar memory.
@@ -238,9 +254,10 @@ def step_limits(config: EngineConfig, platform: str) -> Limits:
     from jaxllm.runner.memory import Limits
 
     on_cpu = platform == "cpu"
+    whole = min(model_def.spec.encoder.max_positions, _LONGEST_BY_DEFAULT) if model_def.spec.encoder else 0
     return Limits(
         max_num_seqs=config.scheduler.max_num_seqs or (64 if on_cpu else 256),
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or (512 if on_cpu else 2048),
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or max(512 if on_cpu else 2048, whole),
         page_size=config.cache.block_size or (128 if platform == "tpu" else 64),
     )
 

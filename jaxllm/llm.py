@@ -22,7 +22,7 @@ from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.interrupts import interrupts_between_steps
 from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.output_processor import PoolingState, RequestState
-from jaxllm.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
+from jaxllm.errors import ConfigError, EngineDeadError, InvalidRequestError, NotSupportedError, RequestFailedError
 from jaxllm.launch import start_engine
 from jaxllm.llm_pooling import PoolingMethods, Progress, progress_bar, prompt_list, refuse, same_length
 from jaxllm.outputs import BeamSearchOutput, Logprob, Metric, PoolingRequestOutput, RequestOutput
@@ -79,7 +79,8 @@ class LLM(PoolingMethods):
         """Complete each prompt. Outputs are in the order of the prompts.
 
         Args:
-            prompts: one prompt or several; text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
+            prompts: one prompt or several; text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}. A model with an encoder reads
+                them there, and takes {"encoder_prompt": ..., "decoder_prompt": ...} as well.
             sampling_params: for all, or one for each prompt; None takes the model's defaults.
             use_tqdm: show a progress bar, or a callable that makes one.
             priority: one for each prompt, lower first; needs scheduling_policy="priority".
@@ -155,6 +156,8 @@ class LLM(PoolingMethods):
             InvalidRequestError: a prompt that cannot be served, or a beam so wide that 2 * beam_width exceeds max_logprobs.
         """
         refuse(lora_request=lora_request)
+        if self.info.encoder is not None:
+            raise NotSupportedError("beam_search is not supported yet for models with an encoder; use generate", param="prompts")
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InvalidRequestError(f"concurrency_limit must be at least 1, got {concurrency_limit}", param="concurrency_limit")
         single = SamplingParams(

@@ -56,7 +56,10 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of one request: its prompt and its sequences so far. `error` says why sequences ended with finish reason "error"."""
+    """The state of one request: its prompt and its sequences so far. `error` says why sequences ended with finish reason "error".
+
+    Of a model with an encoder, `prompt` and `prompt_token_ids` are what the decoder began with.
+    """
 
     request_id: str
     prompt: str | None
@@ -67,6 +70,8 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
 
 
 @dataclass(slots=True)

@@ -86,10 +86,10 @@ class _Engine:
         self.shards = shards
         self.dtype = compute_dtype(config, files, None, device.platform)
         self.backend: AttentionBackend = choose_backend(device.platform, device.kind)
-        self.limits: Limits = step_limits(config, device.platform)
         if shards not in models:
             models[shards] = define(files, self.dtype, self.config, config.model.max_model_len)
         self.model_def = models[shards]
+        self.limits: Limits = step_limits(config, device.platform, self.model_def)
         mesh = AbstractMesh((1, 1, shards), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
         self.placement = Placement(cast(Mesh, mesh))
 

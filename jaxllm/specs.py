@@ -17,14 +17,22 @@ Placement = Literal["pre", "pre_mlp", "output", "sandwich", "post", "parallel", 
 
 
 @dataclass(frozen=True)
+class RelativeSpec:
+    """A learned bias of each head for how far a key lies from its query (T5), in buckets of growing size up to `max_distance`."""
+
+    num_buckets: int
+    max_distance: int
+
+
+@dataclass(frozen=True)
 class AttendSpec:
     """What the attention operation itself must know of a layer.
 
     `window` counts the positions that a query sees, itself included; None sees everything before it. Where `chunked`, sequences are cut
     into chunks of `window` positions, and a query sees those of its own chunk. `softcap` bounds the scores: softcap * tanh(score /
     softcap). `latent` is the number of leading dims of the one key head that are its value as well (multi-head latent attention).
-    `alibi` has a slope for each query head: a score loses slope * distance (Press et al., 2021, arXiv:2108.12409). Where not `causal`,
-    a query sees as far ahead as back.
+    `alibi` has a slope for each query head: a score loses slope * distance (Press et al., 2021, arXiv:2108.12409). `relative` is a
+    learned bias, whose values all layers share. Where not `causal`, a query sees as far ahead as back.
     """
 
     scale: float
@@ -33,6 +41,7 @@ class AttendSpec:
     chunked: bool = False
     latent: int | None = None
     alibi: tuple[float, ...] | None = None
+    relative: RelativeSpec | None = None
     causal: bool = True
 
 
@@ -101,7 +110,7 @@ class AttentionSpec:
     `v_norm` normalises heads of values. `key_is_value`: the values are the projected keys, before their norm and rotation.
     `cache_of` names an earlier layer whose keys and values this one reads instead of having its own. `sinks`: each head has a learned
     score that takes part in the softmax and has no value. `gated`: the sigmoid of a projection multiplies what attention gives.
-    `out_scale` multiplies the result.
+    `out_scale` multiplies the result. `cross`: keys and values are those of the whole input of an encoder, which `window` bounds.
     """
 
     num_heads: int
@@ -122,6 +131,7 @@ class AttentionSpec:
     sinks: bool = False
     gated: bool = False
     out_scale: float = 1.0
+    cross: bool = False
 
     @property
     def cache(self) -> CacheLayer | None:
@@ -458,7 +468,8 @@ class BlockSpec:
     `post`: n(x + f(x)). `parallel`: x + f(n(x)) + g(n'(x)) for mixer f and feed-forward g; `parallel_shared`: with one norm for both.
     `residual_scale` multiplies f(...) before it is added; `scaled`: a learned scalar multiplies the whole block's result.
 
-    A `recurrent` layer mixes instead of attention, or beside it: then f is their sum. Either half of a block may be missing.
+    A `recurrent` layer mixes instead of attention, or beside it: then f is their sum. Either half of a block may be missing. Attention to
+    an encoder (`cross`) stands between the two, with the same norms.
     """
 
     mixer: MixerSpec | None
@@ -469,16 +480,18 @@ class BlockSpec:
     layer_input: LayerInputSpec | None = None
     scaled: bool = False
     recurrent: RecurrentSpec | None = None
+    cross: AttentionSpec | None = None
 
     @property
     def parts(self) -> tuple[MixerSpec | RecurrentSpec | FeedForwardSpec, ...]:
         """Those that there are."""
-        return tuple(part for part in (self.mixer, self.recurrent, self.feed_forward) if part is not None)
+        return tuple(part for part in (self.mixer, self.recurrent, self.cross, self.feed_forward) if part is not None)
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder-only language model, or, where attention is not causal, an encoder.
+    """A decoder-only language model, or, where attention is not causal, an encoder. With an `encoder` it reads what that makes of an input
+    of its own; both have one table of tokens.
 
     `vocab_size` is that of the tokens; `padded_vocab_size` the rows of embedding and head (more where shards must be equal).
     `embedding_width` is that of embedding and head where a projection leads from and to `width`. `learned_positions` is the number of
@@ -502,6 +515,7 @@ class DecoderSpec:
     head_bias: bool = False
     logit_scale: float = 1.0
     final_softcap: float | None = None
+    encoder: DecoderSpec | None = None
 
     def __post_init__(self) -> None:
         if self.padded_vocab_size == 0:
@@ -509,13 +523,17 @@ class DecoderSpec:
 
     @property
     def cache_layers(self) -> tuple[CacheLayer | StateLayer, ...]:
-        """What is kept, in order of layers; attention before the recurrent layer of the same block. Layers that share have none."""
-        kept = [part.cache for block in self.blocks for part in (block.mixer, block.recurrent) if part is not None]
+        """What is kept, in order of layers; attention before the recurrent layer of the same block, and before that to the encoder. Layers
+        that share have none.
+        """
+        kept = [part.cache for block in self.blocks for part in (block.mixer, block.recurrent, block.cross) if part is not None]
         return tuple(cache for cache in kept if cache is not None)
 
     @property
     def cache_of_layers(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer, which of `cache_layers` its attention reads, own or shared, and which its recurrent layer."""
+        """For each layer, which of `cache_layers` its attention reads, own or shared, which its recurrent layer, and which attention to an
+        encoder.
+        """
         caches: list[tuple[int, ...]] = []
         count = 0
         for block in self.blocks:
@@ -524,8 +542,9 @@ class DecoderSpec:
                 of_layer = caches[block.mixer.cache_of][:1]
             elif block.mixer is not None:
                 of_layer, count = (count,), count + 1
-            if block.recurrent is not None:
-                of_layer, count = (*of_layer, count), count + 1
+            for part in (block.recurrent, block.cross):
+                if part is not None:
+                    of_layer, count = (*of_layer, count), count + 1
             caches.append(of_layer)
         return tuple(caches)
 

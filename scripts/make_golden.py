@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,16 +55,24 @@ def tensor_shapes(case: Case) -> dict[str, tuple[int, ...]] | None:
     values = {key: value for key, value in case.config.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model(case.config["model_type"], **values)
     with tempfile.TemporaryDirectory() as folder:
-        transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+        auto_class(case).from_config(config, dtype=torch.float32).save_pretrained(folder)
         with safe_open(Path(folder) / "model.safetensors", "np") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    if case.config["model_type"] == "t5" and not case.config.get("tie_word_embeddings", True):
+        # transformers ties heads of T5 unless the checkpoint has another one.
+        shapes["lm_head.weight"] = shapes["shared.weight"]
+    return shapes
+
+
+def auto_class(case: Case) -> type:
+    return transformers.AutoModelForSeq2SeqLM if case.config.get("is_encoder_decoder") else transformers.AutoModelForCausalLM
 
 
 def make(case: Case) -> None:
     shapes = tensor_shapes(case)
     with tempfile.TemporaryDirectory() as folder:
         directory = write_model(Path(folder), case.config, tensors=random_tensors(case.config, case.seed, shapes))
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        model, info = auto_class(case).from_pretrained(
             directory, dtype=torch.float32, attn_implementation=case.attention, output_loading_info=True
         )
     broken = {kind: names for kind, names in info.items() if names}
@@ -72,14 +82,18 @@ def make(case: Case) -> None:
     for prompt_seed in range(200):
         generator = np.random.default_rng([case.seed, prompt_seed])
         prompt = generator.integers(5, case.config["vocab_size"], case.prompt_len)
-        tokens, step_logits = greedy(model, prompt, case.num_steps)
+        encoder, forward = None, model
+        if case.config.get("is_encoder_decoder"):
+            encoder, prompt = prompt, np.array([case.config["decoder_start_token_id"]])
+            forward = decoder_behind(model, encoder)
+        tokens, step_logits = greedy(forward, prompt, case.num_steps, case.config["vocab_size"])
         best = np.sort(step_logits, axis=-1)
         if case.num_steps == 0 or ((best[:, -1] - best[:, -2]).min() > MIN_MARGIN and len(set(tokens)) >= MIN_DISTINCT):
             break
     else:
         raise ValueError("no prompt with a clear margin and varied tokens; choose another seed")
     sequence = np.concatenate([prompt, tokens[:-1]])
-    full = model(torch.tensor(sequence)[None]).logits[0].numpy()
+    full = forward(torch.tensor(sequence)[None]).logits[0].numpy()
     if case.num_steps and np.abs(full[-case.num_steps :] - step_logits).max() > 1e-3:
         raise ValueError("transformers gives other logits with its cache than without")
     logprobs = torch.log_softmax(torch.tensor(step_logits), -1).numpy()
@@ -93,13 +107,20 @@ def make(case: Case) -> None:
         top_logprobs=np.take_along_axis(logprobs, top_ids, -1).astype(np.float32),
         positions=positions.astype(np.int32),
         logits=full[positions].astype(np.float32),
+        **({} if encoder is None else {"encoder": encoder.astype(np.int32)}),
         **({} if shapes is None else {"shapes": np.array(json.dumps(shapes))}),
     )
     size = golden_path(case.name).stat().st_size
     print(f"{case.name}: prompt seed {prompt_seed}, {len(sequence)} positions, {len(set(tokens))} distinct tokens, {size} bytes")
 
 
-def greedy(model: torch.nn.Module, prompt: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def decoder_behind(model: torch.nn.Module, encoder: np.ndarray) -> Callable[..., Any]:
+    """The model as one of its decoder's tokens, its encoder having read these."""
+    read = model.get_encoder()(input_ids=torch.tensor(encoder)[None])
+    return lambda ids, **options: model(encoder_outputs=read, decoder_input_ids=ids, **options)
+
+
+def greedy(model: Callable[..., Any], prompt: np.ndarray, num_steps: int, vocab: int) -> tuple[np.ndarray, np.ndarray]:
     """(tokens [num_steps], logits [num_steps, V]), decoding with the cache as a user of transformers would."""
     tokens, rows, cache, given = [], [], None, torch.tensor(prompt)[None]
     for _ in range(num_steps):
@@ -108,7 +129,6 @@ def greedy(model: torch.nn.Module, prompt: np.ndarray, num_steps: int) -> tuple[
         rows.append(out.logits[0, -1].numpy())
         tokens.append(int(rows[-1].argmax()))
         given = torch.tensor([[tokens[-1]]])
-    vocab = model.config.vocab_size
     return np.array(tokens, np.int64), np.array(rows, np.float32).reshape(num_steps, vocab)
 
 

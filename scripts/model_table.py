@@ -62,13 +62,15 @@ def error(case: Case) -> float:
     golden = load_golden(case.name)
     model = define_model(case.config, dtype="float32", max_model_len=case.max_model_len)
     params = load_params(model, MemoryCheckpoint(case.tensors()), lambda name, array: jnp.asarray(array))
-    got = np.asarray(jax.nn.log_softmax(run_dense(model, params, golden.sequence)))[golden.positions]
+    got = np.asarray(jax.nn.log_softmax(run_dense(model, params, golden.sequence, golden.encoder)))[golden.positions]
     return float(np.abs(got - np.asarray(jax.nn.log_softmax(golden.logits))).max())
 
 
 def describe(spec: DecoderSpec) -> list[str]:
     """What is peculiar to a decoder, in words."""
     parts = [part for block in spec.blocks for part in describe_block(block)]
+    if spec.encoder:
+        parts += ["encoder", *describe(spec.encoder)]
     if spec.learned_positions:
         parts.append("learned positions")
     if any(block.mixer and block.mixer.rope for block in spec.blocks) and any(
@@ -107,7 +109,8 @@ def describe_attention(mixer: AttentionSpec) -> list[str]:
         parts.append(f"{'partial ' if partly else ''}{'interleaved ' if mixer.rope.interleaved else ''}rope")
     attend = mixer.attend
     named = {
-        "ALiBi": attend.alibi, "chunks" if attend.chunked else "windows": attend.window, "capped scores": attend.softcap,
+        "ALiBi": attend.alibi, "learned distances": attend.relative, "chunks" if attend.chunked else "windows": attend.window,
+        "capped scores": attend.softcap,
         f"QK norm ({mixer.qk_norm_over})": mixer.qk_norm, "shared KV": mixer.cache_of is not None, "values are keys": mixer.key_is_value,
         "growing queries": mixer.temperature, "sinks": mixer.sinks, "clipped QKV": mixer.clip, "gated heads": mixer.gated,
     }  # fmt: skip

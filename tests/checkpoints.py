@@ -80,7 +80,7 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0, shapes: Mapping[str
 
 
 _HEADS = ("lm_head.", "embed_out.", "output.")
-_TABLES = ("embed_tokens", "embeddings.", "wte", "word_embeddings.", "embed_in", "tok_embeddings")
+_TABLES = ("shared.weight", "embed_tokens", "embeddings.", "wte", "word_embeddings.", "embed_in", "tok_embeddings")
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -93,11 +93,14 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         values = 0.3 * values
     elif len(shape) == 1 or "norm" in name or ".ln_" in name:
         values = 1 + 0.2 * values
-    elif "embed" in name or ".wte." in name or ".wpe." in name:
+    elif "embed" in name or name.endswith("shared.weight") or ".wte." in name or ".wpe." in name:
         pass
     else:
         fan_in = shape[0] if ".c_" in name else shape[1]
         values = 1.5 * fan_in**-0.5 * values
+    if "encoder_attn.out_proj" in name:
+        # What an encoder says is much the same for all tokens: as loud as they are, it would make them all alike behind a norm.
+        values = 0.3 * values
     return values.astype(np.float32)
 
 

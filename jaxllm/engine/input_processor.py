@@ -23,7 +23,8 @@ from jaxllm.text.grammar_compiler import grammar_compiler
 if TYPE_CHECKING:
     from jaxllm.text.tokenizer import Tokenizer
 
-# A prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may hold "cache_salt".
+# A prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may hold "cache_salt". Where there is an encoder, it
+# reads that, and {"encoder_prompt": prompt, "decoder_prompt": prompt} says where its decoder begins.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 # The most tokens (prompt and outputs, over all n sequences) that one request may come to hold. Bounds the memory of one request.
@@ -31,12 +32,15 @@ MAX_REQUEST_TOKENS = 2**22
 
 _CACHE_SALT_LIMIT = 128
 _CACHE_SALT_FORBIDDEN = "@/\\\0"
-_NOT_OFFERED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt", "decoder_prompt")
+_NOT_OFFERED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_HALVES = ("encoder_prompt", "decoder_prompt")
 
 
 @dataclass(slots=True)
 class ProcessedRequest:
-    """A checked request. `children` are its n sequences in order of index; with n = 1 the only child bears the request's own id."""
+    """A checked request. `children` are its n sequences in order of index; with n = 1 the only child bears the request's own id. With an
+    encoder, `prompt` is what the decoder begins with.
+    """
 
     request_id: str
     prompt: str | None
@@ -46,6 +50,8 @@ class ProcessedRequest:
     children: list[EngineRequest] = field(default_factory=list)
     # Set where the answer is a vector.
     pooling_params: PoolingParams | None = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
 
 
 class InputProcessor:
@@ -92,6 +98,7 @@ class InputProcessor:
                 "this model answers with vectors and generates nothing: embed, classify, score and encode work (/v1/embeddings, /classify, "
                 "/score, /pooling); runner='generate' makes a model that can generate do so"
             )
+        prompt, decoder_prompt = self._halves(prompt)
         text, token_ids, salt = self._read_prompt(prompt, add_special_tokens)
         if salt is not None and cache_salt is not None and salt != cache_salt:
             raise InvalidRequestError(
@@ -103,12 +110,20 @@ class InputProcessor:
         check_envelope(request_id, priority, deadline, priorities=self._priorities)
         params.verify()
         token_ids = self._truncated(token_ids, params)
-        limit = self._info.max_model_len
-        room = f"the context holds {limit} tokens, prompt and output together; send at most {limit - 1}"
-        check_prompt(token_ids, limit - 1, room, self._info.vocab_size)
+        info, encoder_text, encoder_ids = self._info, None, None
+        if info.encoder is None:
+            room = f"the context holds {info.max_model_len} tokens, prompt and output together; send at most {info.max_prompt_len}"
+        else:
+            room = f"the encoder takes {info.max_prompt_len} in one step; raise max_num_batched_tokens, where the model can take more"
+        check_prompt(token_ids, info.max_prompt_len, room, info.vocab_size)
+        if info.encoder is not None:
+            encoder_text, encoder_ids = text, token_ids
+            text, token_ids = self._decoder_prompt(decoder_prompt, info.encoder.decoder_start, params)
         params = self._complete(params, len(token_ids))
         arrival = time.time() if arrival_time is None else arrival_time
-        request = ProcessedRequest(request_id, text, token_ids, params, arrival)
+        request = ProcessedRequest(
+            request_id, text, token_ids, params, arrival, encoder_prompt=encoder_text, encoder_prompt_token_ids=encoder_ids
+        )
         for index, child in enumerate(_children(params)):
             request.children.append(
                 EngineRequest(
@@ -119,11 +134,38 @@ class InputProcessor:
                     priority=priority,
                     cache_salt=cache_salt,
                     deadline=deadline,
+                    encoder_token_ids=encoder_ids or [],
                 )
             )
         return request
 
     # ----------------------------------------------------------------------------------------------------- prompts
+
+    def _halves(self, prompt: Prompt) -> tuple[Prompt, Prompt | None]:
+        """The prompt itself, which an encoder reads where there is one, and what its decoder is to go on from."""
+        if not isinstance(prompt, Mapping) or all(prompt.get(half) is None for half in _HALVES):
+            return prompt, None
+        if self._info.encoder is None:
+            raise InvalidRequestError("this model has no encoder: send prompt instead of encoder_prompt and decoder_prompt", param="prompt")
+        if set(prompt) - set(_HALVES) or prompt.get("encoder_prompt") is None:
+            raise InvalidRequestError(
+                "a prompt in halves holds encoder_prompt and, if need be, decoder_prompt, and nothing else", param="prompt"
+            )
+        return prompt["encoder_prompt"], prompt.get("decoder_prompt")
+
+    def _decoder_prompt(self, prompt: Prompt | None, start: list[int], params: SamplingParams) -> tuple[str | None, list[int]]:
+        """The text and the ids that the decoder goes on from: the model's own start, or its first token before what was given."""
+        if params.prompt_logprobs is not None:
+            raise NotSupportedError("the input of an encoder has no log-probabilities; leave prompt_logprobs out", param="prompt_logprobs")
+        if prompt is None:
+            return None, start
+        text, ids, salt = self._read_prompt(prompt, add_special_tokens=False)
+        if salt is not None:
+            raise InvalidRequestError("cache_salt belongs to encoder_prompt", param="cache_salt", value=salt)
+        ids = ids if ids[:1] == start[:1] else [start[0], *ids]
+        longest = self._info.max_model_len - 1
+        check_prompt(ids, longest, f"the decoder must have room for an output; send at most {longest}", self._info.vocab_size)
+        return text, ids
 
     def _read_prompt(self, prompt: Prompt, add_special_tokens: bool) -> tuple[str | None, list[int], str | None]:
         """The prompt's text (None where ids were given), its token ids, and the cache salt that came with it."""
@@ -154,12 +196,12 @@ class InputProcessor:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _truncated(self, token_ids: list[int], params: SamplingParams) -> list[int]:
-        keep, limit = params.truncate_prompt_tokens, self._info.max_model_len
+        keep, limit = params.truncate_prompt_tokens, self._info.max_prompt_len + 1
         if keep is None:
             return token_ids
         if keep == -1:
             # The most that leaves room for the tokens asked for.
-            keep = max(1, limit - max(1, params.max_tokens or 1))
+            keep = self._info.max_kept(params.max_tokens)
         elif keep > limit:
             raise InvalidRequestError(
                 f"truncate_prompt_tokens={keep} exceeds the context of {limit} tokens; use at most {limit - 1}, or -1",

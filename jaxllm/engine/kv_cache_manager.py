@@ -85,7 +85,10 @@ class KVCacheManager:
     def __init__(self, spec: CacheSpec, *, enable_prefix_caching: bool = True):
         self.page_size = spec.page_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._groups = [_Group(group, spec) for group in spec.groups]
+        # Those whose pages follow a request's positions, and that of encoder inputs, whose pages come and go with the request.
+        self._groups = [_Group(group, spec) for group in spec.groups if group is not spec.encoder_group]
+        self._encoder = _Group(spec.encoder_group, spec) if spec.encoder_group else None
+        self._all_groups = [*self._groups, *([self._encoder] if self._encoder else [])]
         self._recurrent = [g for g, group in enumerate(self._groups) if group.is_recurrent]
         self._interval = next((self._groups[g].size for g in self._recurrent), None)
         self._stride = max((group.stride for group in self._groups), default=1)
@@ -97,12 +100,12 @@ class KVCacheManager:
 
     @property
     def num_groups(self) -> int:
-        return len(self._groups)
+        return len(self._all_groups)
 
     @property
     def usage(self) -> float:
         """Share of pages in use in the fullest group, 0 to 1."""
-        return max((group.pool.usage for group in self._groups), default=0.0)
+        return max((group.pool.usage for group in self._all_groups), default=0.0)
 
     def max_positions(self) -> int | None:
         """Positions that one request alone can keep; None where windows bound it whatever its length."""
@@ -111,6 +114,11 @@ class KVCacheManager:
             if group.window is None or group.pool.num_usable < group.num_pages(group.window - 1) + 1:
                 limits.append(group.pool.num_usable * group.size)
         return min(limits, default=None)
+
+    @property
+    def max_encoder_len(self) -> int:
+        """Tokens that one encoder input may have; 0 where there is no encoder."""
+        return 0 if self._encoder is None else self._encoder.pool.num_usable * self.page_size
 
     # ------------------------------------------------------------------ prefix cache
 
@@ -139,7 +147,7 @@ class KVCacheManager:
         if num_full <= start:
             return
         hashes = self._hashes(request)
-        for group, table in zip(self._groups, request.page_ids, strict=True):
+        for group, table in zip(self._groups, request.page_ids, strict=False):
             for index in range(start // group.stride, num_full // group.stride):
                 if table[index] != SINK_PAGE and group.cache.put(group.name(hashes, index), table[index]):
                     group.pool.mark_cached(table[index])
@@ -172,6 +180,8 @@ class KVCacheManager:
             domains: list[tuple[str, str | int]] = [("epoch", self._epoch)]
             if request.cache_salt is not None:
                 domains.append(("salt", request.cache_salt))
+            if request.encoder_token_ids:
+                domains.append(("encoder", str(request.encoder_token_ids)))
             extend_chain(request.page_hashes, chain_root(domains), request.token_ids, self.page_size)
         return request.page_hashes
 
@@ -190,8 +200,8 @@ class KVCacheManager:
     def admit(self, request: Request, hit: PrefixHit, num_new: int, *, reserve: float) -> int:
         """Give a request that holds no pages its first ones.
 
-        Full groups get pages for all known tokens at once, so that an admitted prompt is never stuck half-way; window groups get them
-        for this chunk.
+        Full groups get pages for all known tokens at once, so that an admitted prompt is never stuck half-way, and for its encoder input;
+        window groups get them for this chunk.
 
         Args:
             num_new: tokens wanted in the first step, behind the hit.
@@ -200,6 +210,9 @@ class KVCacheManager:
             The number of tokens that the first step can compute, 0 where the request must wait.
         """
         num_new = self._until_snapshot(hit.num_tokens, num_new)
+        encoder_pages = -(-len(request.encoder_token_ids) // self.page_size)
+        if self._encoder is not None and encoder_pages > self._encoder.pool.num_free - int(reserve * self._encoder.pool.num_usable):
+            return 0
         for group, pages in zip(self._groups, hit.page_ids, strict=True):
             revived = sum(1 for page in pages if page != SINK_PAGE and group.pool.ref_count(page) == 0)
             free = group.pool.num_free - revived - int(reserve * group.pool.num_usable)
@@ -215,8 +228,10 @@ class KVCacheManager:
             end = len(request.token_ids) if group.window is None else hit.num_tokens + num_new
             request.page_ids[g] = pages + group.pool.allocate(group.num_pages(end) - len(pages))
             request.first_page[g] = min(group.first_needed(hit.num_tokens), len(pages))
+        if self._encoder is not None:
+            request.page_ids[-1] = self._encoder.pool.allocate(encoder_pages)
         request.num_computed = hit.num_tokens
-        request.num_sent = [0] * len(self._groups)
+        request.num_sent = [0] * self.num_groups
         request.capacity = self._capacity(request)
         request.num_registered = num_hit = hit.num_tokens // self.page_size
         if self.enable_prefix_caching:
@@ -238,7 +253,7 @@ class KVCacheManager:
             num_new = min(num_new, (len(request.page_ids[g]) + group.pool.num_free) * group.size - request.num_computed)
         if num_new <= 0:
             return 0
-        for group, table in zip(self._groups, request.page_ids, strict=True):
+        for group, table in zip(self._groups, request.page_ids, strict=False):
             wanted = group.num_pages(request.num_computed + num_new)
             if len(table) < wanted:
                 table.extend(group.pool.allocate(wanted - len(table)))
@@ -258,7 +273,7 @@ class KVCacheManager:
         return num_new if self._interval is None else min(num_new, self._interval - start % self._interval)
 
     def _capacity(self, request: Request) -> int:
-        return min((len(table) * group.size for group, table in zip(self._groups, request.page_ids, strict=True)), default=0)
+        return min((len(table) * group.size for group, table in zip(self._groups, request.page_ids, strict=False)), default=0)
 
     def _free_behind_window(self, request: Request, g: int) -> None:
         table = request.page_ids[g]
@@ -274,7 +289,7 @@ class KVCacheManager:
         if all(len(table) == sent for table, sent in zip(request.page_ids, request.num_sent, strict=True)):
             return self._no_new_pages
         fresh = [table[sent:] for table, sent in zip(request.page_ids, request.num_sent, strict=True)]
-        for group, pages in zip(self._groups, fresh, strict=True):
+        for group, pages in zip(self._all_groups, fresh, strict=True):
             if pages and not (min(pages) >= 0 and max(pages) < group.pool.num_pages):
                 raise RuntimeError(f"page ids {pages} of request {request.request_id} are outside 0..{group.pool.num_pages - 1}")
         request.num_sent = [len(table) for table in request.page_ids]
@@ -284,7 +299,7 @@ class KVCacheManager:
         """Give all pages back. Full ones stay findable until they are needed; the tail of a prefix goes first."""
         self.register(request)
         self._settle_pending(request, request.num_pending)
-        for g, group in enumerate(self._groups):
+        for g, group in enumerate(self._all_groups):
             group.pool.free(page for page in reversed(request.page_ids[g]) if page != SINK_PAGE)
             request.page_ids[g] = []
             request.first_page[g] = 0

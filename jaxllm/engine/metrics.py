@@ -42,7 +42,7 @@ class _Sequence:
 
     def __init__(self, request: EngineRequest):
         self.arrival = request.arrival_time
-        self.num_prompt = len(request.prompt_token_ids)
+        self.num_prompt = len(request.prompt_token_ids) + len(request.encoder_token_ids)
         self.max_tokens = request.sampling_params.max_tokens
         self.first_scheduled: float | None = None
         self.first_token: float | None = None

@@ -108,6 +108,8 @@ class RequestState:
         self.request_id = request.request_id
         self.prompt = request.prompt
         self.prompt_token_ids = request.prompt_token_ids
+        self.encoder_prompt = request.encoder_prompt
+        self.encoder_prompt_token_ids = request.encoder_prompt_token_ids
         self.params = request.sampling_params
         self.metrics = RequestMetrics(arrival_time=request.arrival_time)
         self.num_cached_tokens: int | None = None
@@ -204,6 +206,8 @@ class RequestState:
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
             error=None if self.failure is None else self.failure.error,
+            encoder_prompt=self.encoder_prompt,
+            encoder_prompt_token_ids=self.encoder_prompt_token_ids,
         )
 
 

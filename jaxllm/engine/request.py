@@ -45,6 +45,7 @@ class Request:
         self.params = params
         self.pooling = request.pooling_params
         self.second_start = request.second_start
+        self.encoder_token_ids = request.encoder_token_ids
         self.arrival_time = request.arrival_time
         self.deadline = request.deadline
         self.cache_salt = request.cache_salt

@@ -136,6 +136,15 @@ class Scheduler:
                 "is the limit, more memory helps (gpu_memory_utilization, kv_cache_memory_bytes)",
                 param="prompt",
             )
+        longest, num_encoder_tokens = min(self.max_num_batched_tokens, self.kv.max_encoder_len), len(request.encoder_token_ids)
+        if (longest > 0) != (num_encoder_tokens > 0):
+            raise InvalidRequestError("encoder_token_ids are needed by models with an encoder, and by no others", param="prompt")
+        if num_encoder_tokens > longest:
+            raise InvalidRequestError(
+                f"the encoder's input has {num_encoder_tokens} tokens, but is computed in one step and kept whole: {longest} fit; "
+                "raise max_num_batched_tokens or the cache's memory (gpu_memory_utilization, kv_cache_memory_bytes)",
+                param="prompt",
+            )
         queued = len(self._waiting) - len(self._free_slots)
         if self.max_num_queued_reqs is not None and queued >= self.max_num_queued_reqs:
             raise QueueFullError(
@@ -326,6 +335,8 @@ class Scheduler:
         budget = self.max_num_batched_tokens - sum(plan.values())
         passed_over: list[Request] = []
         compiling: list[Request] = []
+        # Encoder inputs are computed beside the step's tokens, each in one piece.
+        encoder_budget = self.max_num_batched_tokens
         while budget > 0 and len(passed_over) < len(self._free_slots) and self._waiting:
             request = self._waiting.pop()
             if request.grammar is not None and not request.grammar.is_ready:
@@ -335,6 +346,9 @@ class Scheduler:
                 self._waiting.push(request)
                 self._outputs.append(self._finish(request, FinishReason.ERROR, error=error, kind=ErrorKind.INVALID))
                 continue
+            if len(request.encoder_token_ids) > encoder_budget:
+                passed_over.append(request)
+                break
             # A preempted request's token may still be in flight; or a running request is computing the very prefix that this one needs.
             if request.num_steps_in_flight or (num_new := self._admit(request, budget)) is None:
                 passed_over.append(request)
@@ -344,6 +358,7 @@ class Scheduler:
                 break
             plan[request] = num_new
             budget -= num_new
+            encoder_budget -= len(request.encoder_token_ids)
         for request in passed_over + compiling:
             self._waiting.push(request)
 
@@ -416,6 +431,7 @@ class Scheduler:
             page_ids=page_ids,
             pooling_params=request.pooling,
             second_start=request.second_start,
+            encoder_token_ids=request.encoder_token_ids,
         )
 
     # ------------------------------------------------------------------ a step's results are in

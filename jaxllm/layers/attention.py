@@ -20,33 +20,47 @@ class Attend(Protocol):
     """Attention over everything that is kept of the rows of a step; query heads are grouped by KV head."""
 
     def __call__(
-        self, q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: Any,
+        spec: AttendSpec,
+        sinks: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """q [T, H, D], k and v [T, K, D], sinks [H] to (out [T, H, D], cache). Without k the cache already holds those of this step."""
+        """q [T, H, D], k and v [T, K, D], sinks [H] to (out [T, H, D], cache). Without k the cache already holds those of this step.
+        bias [H, N]: see `RelativeBias`.
+        """
         ...
 
 
 class Where(NamedTuple):
-    """What the positions of a step's tokens mean to a layer: the rotation of its heads, the factors [T] of its queries."""
+    """What the positions of a step's tokens mean to a layer: the rotation of its heads, the factors [T] of its queries, the bias [H, N] of
+    its scores.
+    """
 
     rotation: Rotation | None = None
     temperature: jax.Array | None = None
+    bias: jax.Array | None = None
 
 
 class Attention(nnx.Module):
     """Fused projections, stored by KV head so that every shard holds whole groups: `qkv` [K, G + 2, D, M] (a group's query heads, then
     its key, then its value), `out` [M, H D]. Where values are keys, it is `qk` [K, G + 1, D, M]; where both are another layer's,
-    `q` [K, G, D, M]. `gate` [K, G, D, M], where there is one, is of the output.
+    `q` [K, G, D, M]; where they are an encoder's, `q` and `kv` [K, 2, D, M]. `gate` [K, G, D, M], where there is one, is of the output.
     """
 
     def __init__(self, spec: AttentionSpec, width: int, dtype: DTypeLike):
         kv_heads, dim = spec.num_kv_heads, spec.head_dim
         group = spec.num_heads // kv_heads
         self.spec = spec
-        self.parts = "q" if spec.cache_of is not None else "qk" if spec.key_is_value else "qkv"
+        self.parts = "q" if spec.cache_of is not None or spec.cross else "qk" if spec.key_is_value else "qkv"
         heads = (kv_heads, group + len(self.parts) - 1, dim)
         setattr(self, self.parts, param((*heads, width), ("kv_heads", None, None, "embed"), dtype))
         setattr(self, f"{self.parts}_bias", param(heads, ("kv_heads", None, None), dtype) if spec.qkv_bias else None)
+        self.kv = param((kv_heads, 2, dim, width), ("kv_heads", None, None, "embed"), dtype) if spec.cross else None
+        self.kv_bias = param((kv_heads, 2, dim), ("kv_heads", None, None), dtype) if spec.cross and spec.qkv_bias else None
         self.out = param((width, spec.num_heads * dim), ("embed", "kv_heads"), dtype)
         self.out_bias = param((width,), ("embed",), dtype) if spec.out_bias else None
         self.gate = param((kv_heads, group, dim, width), ("kv_heads", None, None, "embed"), dtype) if spec.gated else None
@@ -75,16 +89,23 @@ class Attention(nnx.Module):
         if where.temperature is not None:
             q = q * where.temperature[:, None, None, None].astype(q.dtype)
         k = v = None
-        if spec.cache_of is None:
+        if self.parts != "q":
             k, v = self._place(heads[:, :, group], self.k_norm, where.rotation), heads[:, :, -1]
             v = v if self.v_norm is None else self.v_norm(v)
         sinks = None if self.sinks is None else self.sinks[...].reshape(-1)
-        out, cache = attend(q.reshape(-1, spec.num_heads, spec.head_dim), k, v, cache, spec.attend, sinks)
+        bias_of_scores = where.bias if spec.attend.relative else None
+        out, cache = attend(q.reshape(-1, spec.num_heads, spec.head_dim), k, v, cache, spec.attend, sinks, bias_of_scores)
         out = out.reshape(-1, spec.num_heads * spec.head_dim)
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...])).reshape(out.shape)
         out = linear(out, self.out[...], None if self.out_bias is None else self.out_bias[...])
         return out if spec.out_scale == 1.0 else out * jnp.asarray(spec.out_scale, out.dtype), cache
+
+    def keys_and_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What attention to an encoder reads of its output [T, M]: keys and values [T, K, D]."""
+        assert self.kv is not None
+        heads = linear(encoded, self.kv[...], None if self.kv_bias is None else self.kv_bias[...])
+        return heads[:, :, 0], heads[:, :, 1]
 
     def _place(self, heads: jax.Array, norm: Norm | None, rotation: Rotation | None) -> jax.Array:
         """Normalise and rotate [T, K, ..., D]."""

@@ -21,6 +21,9 @@ from jaxllm.specs import BlockSpec, CacheLayer, DecoderSpec, MLASpec, StateLayer
 from jaxllm.weights.rules import LoadPlan, bind_rules
 from jaxllm.weights.transforms import CheckpointDims
 
+# What names of the encoder's parameters begin with.
+_ENCODER = "encoder."
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelDef:
@@ -97,9 +100,19 @@ def define_model(
     spec = shard(logical, tensor_parallel_size)
 
     module = abstract(lambda: Decoder(spec, dtype))
-    dims, ignored = checkpoint_dims(logical, spec), ignored_names(family, spec)
-    rules = bind_rules(family.rules, module["shapes"], dims, prefix=family.prefix, ignored=ignored, renamed=family.renamed)
+    rules = _load_plan(family, logical, spec, module["shapes"])
     return ModelDef(architecture=family.architecture, spec=spec, rules=rules, cache_layers=spec.cache_layers, **module)
+
+
+def _load_plan(family: Family, logical: DecoderSpec, spec: DecoderSpec, shapes: Mapping[str, Any]) -> LoadPlan:
+    own = {name: shape for name, shape in shapes.items() if not name.startswith(_ENCODER)}
+    options: dict[str, Any] = {"prefix": family.prefix, "ignored": ignored_names(family, spec), "renamed": family.renamed}
+    plan = bind_rules(family.rules, own, checkpoint_dims(logical, spec), **options)
+    if logical.encoder is None or spec.encoder is None:
+        return plan
+    of_encoder = {name.removeprefix(_ENCODER): shape for name, shape in shapes.items() if name not in own}
+    bound = bind_rules(family.encoder_rules, of_encoder, checkpoint_dims(logical.encoder, spec.encoder), prefix=family.prefix)
+    return dataclasses.replace(plan, recipes={**plan.recipes, **{_ENCODER + name: recipe for name, recipe in bound.recipes.items()}})
 
 
 def abstract(build: Callable[[], nnx.Module], prefix: str = "") -> dict[str, Any]:
@@ -155,9 +168,10 @@ def shard(spec: DecoderSpec, shards: int) -> DecoderSpec:
             block,
             mixer=block.mixer and block.mixer.sharded(shards),
             recurrent=block.recurrent and block.recurrent.sharded(shards),
+            cross=block.cross and block.cross.sharded(shards),
             feed_forward=block.feed_forward and block.feed_forward.sharded(shards),
         )
         for block in spec.blocks
     )
     padded = -(-spec.vocab_size // shards) * shards
-    return dataclasses.replace(spec, blocks=blocks, padded_vocab_size=padded)
+    return dataclasses.replace(spec, blocks=blocks, padded_vocab_size=padded, encoder=spec.encoder and shard(spec.encoder, shards))

@@ -22,6 +22,7 @@ from jaxllm.layers.mlp import MLP
 from jaxllm.layers.moe import MoE
 from jaxllm.layers.norm import Norm
 from jaxllm.layers.param import param
+from jaxllm.layers.relative_bias import RelativeBias
 from jaxllm.layers.rope import rotation, temperature
 from jaxllm.layers.short_conv import ShortConv
 from jaxllm.ops.linear import linear
@@ -54,7 +55,7 @@ FEED_FORWARDS: dict[type[FeedForwardSpec], Callable[..., Any]] = {MLPSpec: MLP, 
 
 
 class Block(nnx.Module):
-    """A mixer and a feed-forward, each with its residual; the norms stand where the spec places them."""
+    """A mixer, attention to an encoder and a feed-forward, each with its residual; the norms stand where the spec places them."""
 
     def __init__(self, spec: BlockSpec, width: int, dtype: DTypeLike):
         def norm(there: bool, *placements: str) -> Norm | None:
@@ -66,6 +67,9 @@ class Block(nnx.Module):
         self.attention = MIXERS[type(spec.mixer)](spec.mixer, width, dtype) if spec.mixer else None
         self.recurrent = RECURRENT[type(spec.recurrent)](spec.recurrent, width, dtype) if spec.recurrent else None
         self.attention_post_norm = norm(mixes, "output", "sandwich", "post")
+        self.cross_norm = norm(spec.cross is not None, "pre")
+        self.cross = Attention(spec.cross, width, dtype) if spec.cross else None
+        self.cross_post_norm = norm(spec.cross is not None, "post")
         self.mlp_norm = norm(feeds, "pre", "pre_mlp", "sandwich", "parallel")
         self.mlp = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, width, dtype) if spec.feed_forward else None
         self.mlp_post_norm = norm(feeds, "output", "sandwich", "post")
@@ -89,6 +93,9 @@ class Block(nnx.Module):
             x = self._add(x, mixed + self._feed_forward(before if self.mlp_norm is None else self.mlp_norm(x), experts), None)
         else:
             x = x if mixed is None else self._add(x, mixed, self.attention_post_norm)
+            if self.cross is not None:
+                y, caches[-1] = self.cross(x if self.cross_norm is None else self.cross_norm(x), where, caches[-1], attend)
+                x = self._add(x, y, self.cross_post_norm)
             if self.mlp is not None:
                 y = self._feed_forward(x if self.mlp_norm is None else self.mlp_norm(x), experts)
                 x = self._add(x, y, self.mlp_post_norm)
@@ -104,7 +111,8 @@ class Block(nnx.Module):
         if self.attention is not None:
             mixed, caches[0] = self.attention(x, where, caches[0], attend)
         if self.recurrent is not None:
-            y, caches[-1] = self.recurrent(x, caches[-1], rows)
+            own = 0 if self.attention is None else 1
+            y, caches[own] = self.recurrent(x, caches[own], rows)
             mixed = y if mixed is None else mixed + y
         return mixed, caches
 
@@ -136,6 +144,12 @@ class Decoder(nnx.Module):
             table_width=spec.embedding_width,
             norm=spec.embedding_norm,
         )
+        self.encoder = Decoder(spec.encoder, dtype) if spec.encoder else None
+        if self.encoder is not None:
+            self.encoder.embed.weight = self.embed.weight
+        first = spec.blocks[0].mixer
+        relative = first and first.attend.relative
+        self.relative_bias = RelativeBias(relative, first.num_heads, dtype, causal=first.attend.causal) if first and relative else None
         inputs = spec.blocks[0].layer_input
         self.layer_inputs = LayerInputs(inputs, len(spec.blocks), spec.padded_vocab_size, spec.width, dtype) if inputs else None
         self.layers = nnx.List([Block(block, spec.width, dtype) for block in spec.blocks])
@@ -176,15 +190,25 @@ class Decoder(nnx.Module):
                 new_caches[cache] = value
         return x if self.final_norm is None else self.final_norm(x), new_caches
 
+    def encode(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+        """Whole inputs of the encoder, token_ids and positions [T] int32, to (hidden [T, M], the keys and values [T, K, D] that each layer
+        reads of them); `attend` is the encoder's.
+        """
+        assert self.encoder is not None
+        hidden, _ = self.encoder(token_ids, positions, [None] * len(self.encoder.layers), attend)
+        return hidden, [layer.cross.keys_and_values(hidden) for layer in self.layers if layer.cross is not None]
+
     def _places(self, positions: jax.Array) -> list[Where]:
         """What positions mean to each layer; layers of one rope share its angles."""
         mixers = [block.mixer for block in self.spec.blocks]
         rotations = {mixer.rope: rotation(positions, mixer.rope) for mixer in mixers if mixer and mixer.rope}
         factors = {mixer.temperature: temperature(positions, mixer.temperature) for mixer in mixers if mixer and mixer.temperature}
+        bias = None if self.relative_bias is None else self.relative_bias()
         return [
             Where(
                 rotations[mixer.rope] if mixer and mixer.rope else None,
                 factors[mixer.temperature] if mixer and mixer.temperature else None,
+                bias,
             )
             for mixer in mixers
         ]

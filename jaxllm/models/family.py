@@ -39,6 +39,7 @@ class Family:
             values, `{past}` for the first ones after the last.
         renamed: (pattern, replacement) of beginnings of checkpoint names that have several spellings.
         harmless_keys: of the config, that change nothing for this architecture.
+        encoder_rules: of the encoder's own parameters, where there is one.
         float16: whether activations stay within float16's range.
     """
 
@@ -49,6 +50,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     harmless_keys: tuple[str, ...] = ()
+    encoder_rules: tuple[Rule, ...] = ()
     float16: bool = True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxllm.weights.rules import Rule, Source, rule
-from jaxllm.weights.transforms import COPY, FUSE_QKV, INTERLEAVE, TOKEN_ROWS, FuseHeads, Transform
+from jaxllm.weights.transforms import COPY, FUSE_Q, FUSE_QKV, INTERLEAVE, TOKEN_ROWS, FuseHeads, Transform
 
 
 def decoder_rules(
@@ -21,6 +21,8 @@ def decoder_rules(
     head_norms: Transform = COPY,
     out: str = "self_attn.o_proj",
     attention_post_norm: str | None = None,
+    cross: tuple[str, ...] | None = None,
+    cross_norm: str | None = None,
     mlp_norm: str = "post_attention_layernorm",
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj"),
     up: str = "mlp.up_proj",
@@ -37,6 +39,7 @@ def decoder_rules(
         layer: what the names of layer i begin with after that.
         qkv: three names, or one where the checkpoint fuses them as `fuse` says.
         head_norms: how the weights of `q_norm` and `k_norm` are kept.
+        cross: projections of attention to an encoder: queries, keys, values and output.
         gate_up: two names, or one where the checkpoint fuses them.
         up: of feed-forwards without a gate.
         transposed: whether projections of layers are kept as [in, out].
@@ -60,6 +63,15 @@ def decoder_rules(
     def layer_norm(param: str, source: str | None, transform: Transform = COPY) -> tuple[Rule, ...]:
         return norm(f"layers.{{i}}.{param}", None if source is None else at + source, transform)
 
+    of_cross: tuple[Rule, ...] = ()
+    if cross is not None:
+        of_cross = (
+            *linear("cross.q", cross[0], weight=FUSE_Q, bias=FUSE_Q),
+            *linear("cross.kv", *cross[1:3], weight=INTERLEAVE, bias=INTERLEAVE),
+            *linear("cross.out", cross[3]),
+            *layer_norm("cross_norm", cross_norm),
+            *layer_norm("cross_post_norm", cross_norm),
+        )
     return (
         rule("embed.weight", f"{decoder}{embed}.weight", transform=TOKEN_ROWS),
         *(() if positions is None else (rule("embed.positions", f"{decoder}{positions}.weight"),)),
@@ -70,6 +82,7 @@ def decoder_rules(
         *layer_norm("attention.k_norm", k_norm, head_norms),
         *linear("attention.out", out),
         *layer_norm("attention_post_norm", attention_post_norm),
+        *of_cross,
         *layer_norm("mlp_norm", mlp_norm),
         *linear("mlp.gate_up", *gates, weight=INTERLEAVE, bias=INTERLEAVE),
         *linear("mlp.up", up),

@@ -156,13 +156,14 @@ def _check_attention(spec: DecoderSpec, architecture: str) -> None:
 
     def is_plain(block: BlockSpec) -> bool:
         mixer = block.mixer
-        if not isinstance(mixer, AttentionSpec) or mixer.sinks or block.recurrent:
+        if not isinstance(mixer, AttentionSpec) or mixer.sinks or block.recurrent or block.cross:
             return False
         return not (mixer.attend.alibi or mixer.attend.chunked or mixer.attend.latent)
 
     if not all(map(is_plain, spec.blocks)):
         raise ModelLoadError(
-            f"{architecture}: attention with ALiBi, sinks, chunks or latents, and recurrent layers are not supported for pooling yet"
+            f"{architecture}: attention with ALiBi, sinks, chunks or latents, or to an encoder, and recurrent layers are not supported for"
+            " pooling yet"
         )
 
 

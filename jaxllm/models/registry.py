@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.errors import ModelLoadError
+from jaxllm.models.bart import BART
 from jaxllm.models.bloom import BLOOM, MPT
 from jaxllm.models.cohere import COHERE, COHERE2
 from jaxllm.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE
@@ -42,6 +43,7 @@ from jaxllm.models.phimoe import PHIMOE, PHIMOE_RESPELT
 from jaxllm.models.qwen import QWEN2, QWEN3
 from jaxllm.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT_HALF, QWEN3_5_TEXT_HALF, QWEN3_NEXT
 from jaxllm.models.qwen_moe import OLMOE, QWEN2_MOE, QWEN3_MOE
+from jaxllm.models.t5 import T5
 
 FAMILIES = {
     family.architecture: family
@@ -52,7 +54,7 @@ FAMILIES = {
         BLOOM, MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF, FALCON_H1, NEMOTRON_H,
         QWEN3_NEXT, QWEN3_5_MOE, QWEN3_5_MOE_TEXT_HALF, GRANITE_HYBRID, JAMBA, LFM2_MOE,
         HUNYUAN, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, PHIMOE, PHIMOE_RESPELT,
-        GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA4_TEXT, LLAMA4, MINIMAX_M2, HUNYUAN_MOE, ERNIE_MOE,
+        GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA4_TEXT, LLAMA4, MINIMAX_M2, HUNYUAN_MOE, ERNIE_MOE, T5, BART,
     )
 }  # fmt: skip
 

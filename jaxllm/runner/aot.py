@@ -26,7 +26,7 @@ from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.memory import Limits, abstract_caches, cache_groups, cache_spec, state_interval
 from jaxllm.runner.mesh import MESH_AXES, Placement
 from jaxllm.runner.sampler import SlotState
-from jaxllm.runner.step import StepProgram, StepState, window_groups
+from jaxllm.runner.step import StepProgram, StepState, attend_groups
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 from pallas_kernels.aot import compile_for, serve, target_mesh, temp_bytes
 
@@ -53,7 +53,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         model_def=model_def,
         backend=backend,
         placement=placement,
-        window_groups=window_groups(spec),
+        groups=attend_groups(spec),
         num_sampled_ids=model_def.vocab_size,
         max_logprobs=min(20, model_def.vocab_size),
     )

@@ -11,17 +11,19 @@ class Runner:
     """A subclass keeps its parameters, its programs by bucket and the guard over their compilation."""
 
     guard: CompileGuard
-    _programs: BucketPrograms
+    _ladders: tuple[BucketPrograms, ...]
     _params: list[jax.Array]
     _profiling = False
 
     def compile_in_background(self) -> None:
         """Compile the other buckets while requests are served."""
-        self._programs.start_background()
+        for programs in self._ladders:
+            programs.start_background()
 
     def wait_until_compiled(self) -> None:
         """Return when all buckets are ready; benchmarks start then."""
-        self._programs.wait()
+        for programs in self._ladders:
+            programs.wait()
 
     @property
     def num_compilations(self) -> int:
@@ -45,5 +47,6 @@ class Runner:
 
     def shutdown(self) -> None:
         """Stop compiling and drop the arrays."""
-        self._programs.close()
+        for programs in self._ladders:
+            programs.close()
         self._params = []

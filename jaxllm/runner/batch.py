@@ -28,19 +28,21 @@ class BatchLayout:
     """Where the fields of a step lie in the packed array.
 
     `pages_per_row[g]` is the width of the page table of cache group g. That of the recurrent group, `state_group`, has two columns: the
-    page to read and the page to write.
+    page to read and the page to write. The last group may be that of an encoder.
     """
 
     bucket: Bucket
     pages_per_row: tuple[int, ...]
     state_group: int | None = None
+    has_encoder: bool = False
 
     @classmethod
     def of(cls, bucket: Bucket, spec: CacheSpec, max_model_len: int) -> BatchLayout:
         """The layout of an engine's steps."""
         recurrent = [group.kind is CacheKind.RECURRENT for group in spec.groups]
-        width = -(-max_model_len // spec.page_size)
-        return cls(bucket, tuple(2 if r else width for r in recurrent), recurrent.index(True) if any(recurrent) else None)
+        widths = [2 if r else spec.table_width(group, max_model_len) for r, group in zip(recurrent, spec.groups, strict=True)]
+        state_group = recurrent.index(True) if any(recurrent) else None
+        return cls(bucket, tuple(widths), state_group, spec.encoder_group is not None)
 
     def _fields(self) -> dict[str, tuple[int, ...]]:
         tokens, rows = self.bucket.num_tokens, self.bucket.num_rows
@@ -51,6 +53,7 @@ class BatchLayout:
             "kv_lens": (rows,),
             "q_starts": (rows + 1,),
             "samples": (rows,),
+            "encoder_lens": (rows if self.has_encoder else 0,),
         }
         return shapes | {f"page_table_{g}": (rows, width) for g, width in enumerate(self.pages_per_row)}
 
@@ -78,7 +81,7 @@ class StepBatch:
     slots: [R] int32, the sink slot for padding rows.
     samples: [R] bool, rows whose last token predicts a new one.
     last_tokens: [R] int32, index of each row's last token of this step.
-    metadata: attention metadata of each cache group; all but the page table are shared.
+    metadata: attention metadata of each cache group; all but the page table are shared, and the lengths but for an encoder's.
     states: rows and pages of recurrent layers, where there are any.
     """
 
@@ -117,7 +120,7 @@ def unpack(packed: jax.Array, layout: BatchLayout) -> StepBatch:
         AttentionMetadata(
             page_table=fields[f"page_table_{g}"],
             q_starts=q_starts,
-            kv_lens=kv_lens,
+            kv_lens=fields["encoder_lens"] if layout.has_encoder and g == len(layout.pages_per_row) - 1 else kv_lens,
             positions=positions,
             token_rows=token_rows,
             num_decodes=fields["num_decodes"][0],
@@ -150,20 +153,26 @@ class BatchBuilder:
         self._max_model_len = max_model_len
         self._page_counts = [group.num_pages for group in cache_spec.groups]
         self.sink_slot = num_slots
-        widths = [-(-max_model_len // cache_spec.positions_per_page(group)) for group in cache_spec.groups]
+        widths = [cache_spec.table_width(group, max_model_len) for group in cache_spec.groups]
         self._tables = [np.zeros((num_slots, width), np.int32) for width in widths]
         self._table_lens = np.zeros((len(cache_spec.groups), num_slots), np.int64)
         self._tokens: list[list[int]] = [[] for _ in range(num_slots)]
         self._known_lens = np.zeros(num_slots, np.int32)
+        self._encoder_lens = np.zeros(num_slots, np.int32)
 
     def layout(self, bucket: Bucket) -> BatchLayout:
         """The layout of the steps of a bucket."""
         return BatchLayout.of(bucket, self._spec, self._max_model_len)
 
+    def encoder_layout(self, bucket: Bucket) -> BatchLayout:
+        """The layout of whole encoder inputs: the rows and tokens of a step, with the encoder's page tables alone."""
+        return BatchLayout(bucket, (self._tables[-1].shape[1],))
+
     def admit(self, row: NewRow) -> None:
         """Take over a slot: its known tokens, and its pages."""
         self._tokens[row.slot] = row.token_ids
         self._known_lens[row.slot] = len(row.token_ids)
+        self._encoder_lens[row.slot] = len(row.encoder_token_ids)
         self._table_lens[:, row.slot] = 0
         self._append_pages(row.slot, row.page_ids)
 
@@ -202,6 +211,8 @@ class BatchBuilder:
         fields["kv_lens"][:count] = starts + lens
         fields["q_starts"][1 : count + 1] = ends
         fields["q_starts"][count + 1 :] = ends[-1] if count else 0
+        if layout.has_encoder:
+            fields["encoder_lens"][:count] = self._encoder_lens[slots]
         fields["samples"][:count] = np.fromiter((row.samples and not row.waits for row in rows), np.int32, count)
         for g, (group, table) in enumerate(zip(self._spec.groups, self._tables, strict=True)):
             if group.interval is None:
@@ -216,6 +227,20 @@ class BatchBuilder:
         for i in np.flatnonzero(~on_device).tolist():
             row, end = rows[i], int(ends[i])
             tokens[end - row.num_tokens : end] = self._tokens[row.slot][row.start : row.start + row.num_tokens]
+        return packed
+
+    def pack_encoder(self, rows: Sequence[NewRow], bucket: Bucket) -> np.ndarray:
+        """Pack the encoder inputs of rows that were admitted."""
+        layout = self.encoder_layout(bucket)
+        packed = np.zeros(layout.size, np.int32)
+        fields = layout.views(packed)
+        slots, count = [row.slot for row in rows], len(rows)
+        lens = self._encoder_lens[slots]
+        fields["kv_lens"][:count] = lens
+        fields["q_starts"][1 : count + 1] = np.cumsum(lens)
+        fields["q_starts"][count + 1 :] = lens.sum()
+        fields["page_table_0"][:count] = self._tables[-1][slots]
+        fields["tokens"][: lens.sum()] = np.concatenate([row.encoder_token_ids for row in rows])
         return packed
 
 

@@ -20,7 +20,7 @@ from jaxllm.ops.recurrent.rows import DECODE_ROWS
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SlotState
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
-from jaxllm.specs import CacheLayer, MoESpec, StateLayer
+from jaxllm.specs import AttendSpec, CacheLayer, MoESpec, StateLayer
 
 # Host memory is shared with everything else on the machine: without an explicit size, take this much at most for pages.
 _CPU_CACHE_LIMIT = 2 * 2**30
@@ -169,15 +169,18 @@ GroupKey = tuple[CacheKind, int | None]
 
 
 def cache_groups(cache_layers: Sequence[CacheLayer | StateLayer]) -> dict[GroupKey, tuple[int, ...]]:
-    """Layers by what they keep, in order of first appearance."""
+    """Layers by what they keep, in order of first appearance; what is kept of an encoder comes last."""
     groups: dict[GroupKey, tuple[int, ...]] = {}
     for index, layer in enumerate(cache_layers):
-        if isinstance(layer, StateLayer):
-            key: GroupKey = (CacheKind.RECURRENT, None)
-        else:
-            key = (CacheKind.FULL if layer.window is None else CacheKind.SLIDING_WINDOW, layer.window)
+        key = (CacheKind.RECURRENT, None) if isinstance(layer, StateLayer) else group_of(layer.attend)
         groups[key] = (*groups.get(key, ()), index)
-    return groups
+    return dict(sorted(groups.items(), key=lambda item: item[0][0] is CacheKind.ENCODER))
+
+
+def group_of(attend: AttendSpec) -> GroupKey:
+    """The cache group of layers that attend so. Only an encoder's positions are attended to from pages without causality."""
+    kind = CacheKind.FULL if attend.window is None else CacheKind.SLIDING_WINDOW
+    return kind if attend.causal else CacheKind.ENCODER, attend.window
 
 
 def state_interval(cache_layers: Sequence[CacheLayer | StateLayer], limits: Limits) -> int:
@@ -243,12 +246,17 @@ class _Pools:
             # A snapshot an interval; or at least two for each request of full length: the one it started from and its own.
             return max(-(-tokens // self.interval), 2 * -(-tokens // self.max_model_len))
         most = self._request_pages(kind, window)
+        if kind is CacheKind.ENCODER and most is not None:
+            # The longest input for each request of full length.
+            return most * -(-tokens // self.max_model_len)
         return pages if most is None else min(pages, most * self.limits.max_num_seqs)
 
     def _request_pages(self, kind: CacheKind, window: int | None) -> int | None:
         """Most pages that one request holds at once (window and chunk, cut anywhere); None where they grow with it."""
         if kind is CacheKind.RECURRENT:
             return 2
+        if kind is CacheKind.ENCODER and window is not None:
+            return -(-window // self.limits.page_size)
         return None if window is None else (window + self.limits.max_num_batched_tokens) // self.limits.page_size + 2
 
     def cost(self, tokens: int) -> int:

@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.config import CompileConfig
-from jaxllm.core_types import ErrorKind, RowResult, ScheduledRow, SchedulerOutput, StepResult, TokenLogprobs
+from jaxllm.core_types import ErrorKind, NewRow, RowResult, ScheduledRow, SchedulerOutput, StepResult, TokenLogprobs
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend
 from jaxllm.runner.admission import ADMIT_ROWS, SlotParams, admitted_rows, wants_full_logprobs, wants_static_logprobs
 from jaxllm.runner.base import Runner
 from jaxllm.runner.batch import BatchBuilder, decodes_first
-from jaxllm.runner.buckets import Bucket, bucket_ladder
+from jaxllm.runner.buckets import Bucket, bucket_ladder, pooling_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits, MemoryPlan, abstract_caches
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.roofline import Roofline
 from jaxllm.runner.sampler import SamplerOutput, SlotState
-from jaxllm.runner.step import StepOutput, StepProgram, StepState, WaitingRows, admit, count_history, window_groups
+from jaxllm.runner.step import StepOutput, StepProgram, StepState, WaitingRows, admit, attend_groups, count_history
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class ModelRunner(Runner):
             model_def=model_def,
             backend=backend,
             placement=placement,
-            window_groups=window_groups(plan.cache_spec),
+            groups=attend_groups(plan.cache_spec),
             num_sampled_ids=num_sampled_ids,
             max_logprobs=self._max_logprobs,
         )
@@ -87,6 +87,10 @@ class ModelRunner(Runner):
         self._abstract_state = self._state_shapes(model_def, plan, limits, backend)
         buckets = bucket_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._programs = BucketPrograms(buckets, self._compile_step, self.guard, lazy=compile_config.enforce_eager)
+        # Of an encoder, where there is one: it takes whole inputs, as pooling models do.
+        ladder = pooling_ladder(limits.max_num_seqs, limits.max_num_batched_tokens) if plan.cache_spec.encoder_group else ()
+        self._encoder_programs = BucketPrograms(ladder, self._compile_encoder, self.guard, lazy=compile_config.enforce_eager or not ladder)
+        self._ladders = (self._programs, self._encoder_programs)
         self._admit = jax.jit(admit, donate_argnums=0)
         # By number of rows: what samples those that wait, and how the steps' logits lie.
         self._sample_programs: dict[int, Any] = {}
@@ -116,6 +120,16 @@ class ModelRunner(Runner):
             self._sample_program(bucket.num_rows)
         return program
 
+    def _compile_encoder(self, bucket: Bucket) -> Any:
+        layout, group = self._batches.encoder_layout(bucket), self.cache_spec.encoder_group
+        assert group is not None
+        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32, sharding=self._placement.sharding())
+        caches = self._abstract_state.caches
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, caches), packed.sharding
+        encode = functools.partial(self.program.encode, layout=layout, layers=group.layers)
+        program = jax.jit(encode, donate_argnums=1, out_shardings=shardings)
+        return program.lower(self._abstract_params, caches, packed).compile()
+
     def _sample_program(self, num_rows: int) -> Any:
         """What samples waiting rows of a step of so many rows; compiled by whoever needs it first."""
         with self._sample_lock, self.guard.expected():
@@ -144,7 +158,7 @@ class ModelRunner(Runner):
         """Compile what serving needs at least, and allocate the state. Returns the bytes of temporaries that the largest step needs
         (0 where steps are compiled when they are needed).
         """
-        temporaries = self._programs.compile_first()
+        temporaries = max(self._programs.compile_first(), self._encoder_programs.compile_first())
         with self.guard.expected():
             self._state = jax.jit(
                 lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._abstract_state),
@@ -166,12 +180,24 @@ class ModelRunner(Runner):
         """Write admitted requests into their slots, pack the batch and enqueue it. Returns before the device is done."""
         with self._lock, self.guard.watching():
             self._admit_rows(step)
+            encoded = self._encode([row for row in step.new_rows if row.encoder_token_ids])
             order = decodes_first(step.rows)
             rows = [step.rows[i] for i in order]
             bucket, program = self._programs.get(step.num_tokens, len(rows))
             packed = self._batches.pack(rows, bucket)
             self._state, output = program(self._params, self._state, packed)
-            return _PendingStep(self, rows, order, bucket, output)
+            return _PendingStep(self, rows, order, bucket, output, encoded)
+
+    def _encode(self, rows: Sequence[NewRow]) -> _Encoded | None:
+        """Run the encoder for rows that were admitted; returns at once."""
+        if not rows:
+            return None
+        assert self._state is not None
+        bucket, program = self._encoder_programs.get(sum(len(row.encoder_token_ids) for row in rows), len(rows))
+        caches, finite = program(self._params, self._state.caches, self._batches.pack_encoder(rows, bucket))
+        self._state = self._state._replace(caches=caches)
+        finite.copy_to_host_async()
+        return [row.slot for row in rows], finite
 
     def _admit_rows(self, step: SchedulerOutput) -> None:
         changed: dict[int, SlotParams] = {}
@@ -237,15 +263,28 @@ class ModelRunner(Runner):
         return out
 
 
+# Slots whose encoder inputs a step begins with, and whether all of each was finite.
+_Encoded = tuple[list[int], jax.Array]
+
+
 class _PendingStep:
     """A step on the device; `result` waits for it."""
 
-    def __init__(self, runner: ModelRunner, rows: list[ScheduledRow], order: list[int], bucket: Bucket, output: StepOutput):
+    def __init__(
+        self,
+        runner: ModelRunner,
+        rows: list[ScheduledRow],
+        order: list[int],
+        bucket: Bucket,
+        output: StepOutput,
+        encoded: _Encoded | None = None,
+    ):
         self._runner = runner
         self._rows = rows
         self._order = order
         self._bucket = bucket
         self._output = output
+        self._encoded = encoded
         # Slots may get new owners before the results are read.
         self._params = [runner._slots[row.slot] for row in rows]
         self._known = [runner._batches.known_tokens(row.slot) for row in rows]
@@ -286,11 +325,13 @@ class _PendingStep:
         tokens, choosable = self._read("tokens"), self._read("choosable")
         # Of the hidden states too.
         finite = np.asarray(self._output.sampled.finite)
+        slots, whole = self._encoded or ([], np.empty(0))
+        broken = {slot for slot, is_whole in zip(slots, np.asarray(whole), strict=False) if not is_whole}
         results = [RowResult() for _ in self._rows]
         sampled = {place for places, _ in self._waited for place in places}
         columns = zip(self._rows, self._order, tokens.tolist(), finite.tolist(), choosable.tolist(), strict=False)
         for i, (row, place, token, is_finite, is_choosable) in enumerate(columns):
-            if not is_finite:
+            if not is_finite or row.slot in broken:
                 results[place].error = NOT_FINITE
             elif not row.samples or (row.waits and i not in sampled):
                 continue

@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxllm.config import CompileConfig
 from jaxllm.core_types import CacheSpec, NewRow, Pooled, RowResult, SchedulerOutput, StepResult
-from jaxllm.errors import ConfigError
 from jaxllm.layers.pooling import pool
 from jaxllm.models.pooling import PoolingDef, PoolingModel
 from jaxllm.ops.attention.segments import Segments, attend_segments
@@ -24,7 +23,6 @@ from jaxllm.runner.buckets import Bucket, pooling_ladder
 from jaxllm.runner.compile import BucketPrograms, CompileGuard
 from jaxllm.runner.memory import Limits
 from jaxllm.runner.mesh import Placement
-from jaxllm.specs import AttendSpec
 
 NOT_FINITE = "the model's hidden states are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
 
@@ -54,25 +52,13 @@ class PoolingProgram:
         """packed, see `pack`, to (answers [R, W] float32 before the last activation, finite [R] bool, hidden states [T, M])."""
         num_tokens, num_rows = bucket.num_tokens, bucket.num_rows
         tokens, starts, seconds = jnp.split(packed, [num_tokens, num_tokens + num_rows + 1])
-        index = jnp.arange(num_tokens)
-        rows = jnp.sum(starts[None, 1:] <= index[:, None], axis=1).astype(jnp.int32)
-        row = jnp.minimum(rows, num_rows - 1)
-        segments = Segments(
-            rows, jnp.where(rows < num_rows, starts[row], index), jnp.where(rows < num_rows, starts[row + 1], index), starts[-1]
-        )
+        index, segments = jnp.arange(num_tokens), Segments.of(starts, num_tokens)
+        rows = segments.rows
         model: PoolingModel = self.model_def.bind(params)
 
-        def attend(
-            q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
-        ) -> tuple[jax.Array, Any]:
-            if sinks is not None or spec.latent is not None or spec.chunked:
-                raise ConfigError("pooling is not supported for models with attention sinks, latent or chunked attention")
-            # What a layer would keep are its keys and values themselves: a layer that shares them finds them here.
-            kept: Any = cache if k is None else (k, v)
-            return attend_segments(q, kept[0], kept[1], segments, spec, mesh=self.placement.mesh, heads_axis="model"), kept
-
+        attend = functools.partial(attend_segments, segments, self.placement.mesh, "model")
         caches = [None] * len(self.model_def.spec.blocks)
-        token_types = (index >= seconds[row]).astype(jnp.int32)
+        token_types = (index >= seconds[jnp.minimum(rows, num_rows - 1)]).astype(jnp.int32)
         experts = sharded_experts(self.placement.mesh, experts_axis="expert", width_axis="model")
         hidden, _ = model.backbone(tokens, index - segments.firsts, caches, attend, token_types, experts=experts)
         finite = jax.ops.segment_min(jnp.all(jnp.isfinite(hidden), axis=-1).astype(jnp.int32), rows, num_rows + 1)[:num_rows] > 0
@@ -104,6 +90,7 @@ class PoolingRunner(Runner):
         self._program = PoolingProgram(model_def, placement)
         buckets = pooling_ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._programs = BucketPrograms(buckets, self._compile, self.guard, lazy=compile_config.enforce_eager)
+        self._ladders = (self._programs,)
         self._of_tokens = jax.jit(self._program.answers_of_tokens)
 
     def _compile(self, bucket: Bucket) -> Any:

@@ -72,8 +72,8 @@ class Roofline:
             is_head = name == ("embed.weight" if model_def.spec.tied_head else "head.weight")
             if is_head:
                 head += size
-            elif name.startswith("embed."):
-                continue  # rows by token id: a few
+            elif name.startswith(("embed.", "encoder.")):
+                continue  # rows by token id: a few; and what runs before the first step
             elif len(abstract.shape) > 1 and not name.endswith("bias"):
                 layer_weights += size
             weight_bytes += size * np.dtype(abstract.dtype).itemsize

@@ -19,11 +19,13 @@ import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jaxllm.core_types import CacheKind, CacheSpec
+from jaxllm.core_types import CacheSpec
 from jaxllm.models.build import ModelDef
 from jaxllm.ops.attention import AttentionBackend, Cache
+from jaxllm.ops.attention.segments import Segments, attend_segments
 from jaxllm.ops.moe import sharded_experts
 from jaxllm.runner.batch import LAST_SAMPLED, BatchLayout, StepBatch, unpack
+from jaxllm.runner.memory import GroupKey, group_of
 from jaxllm.runner.mesh import Placement
 from jaxllm.runner.sampler import SamplerOutput, SlotState, advance, choose, top_logprobs_of
 from jaxllm.specs import AttendSpec
@@ -60,23 +62,23 @@ class WaitingRows(NamedTuple):
     allowed: jax.Array | np.ndarray
 
 
-def window_groups(spec: CacheSpec) -> dict[int | None, int]:
-    """The cache group of each attention window (None: full attention)."""
-    return {group.window: g for g, group in enumerate(spec.groups) if group.kind is not CacheKind.RECURRENT}
+def attend_groups(spec: CacheSpec) -> dict[GroupKey, int]:
+    """Where the cache groups are, by what `group_of` says of their layers."""
+    return {(group.kind, group.window): g for g, group in enumerate(spec.groups)}
 
 
 @dataclass(frozen=True, eq=False)
 class StepProgram:
     """What a step is compiled from, beside its bucket.
 
-    window_groups: cache group of each attention window (None: full attention).
+    groups: see `attend_groups`.
     num_sampled_ids: ids from here on are never sampled (a vocabulary padded past the tokenizer).
     """
 
     model_def: ModelDef
     backend: AttentionBackend
     placement: Placement
-    window_groups: dict[int | None, int]
+    groups: dict[GroupKey, int]
     num_sampled_ids: int
     max_logprobs: int
 
@@ -99,6 +101,28 @@ class StepProgram:
         slots = self._everywhere(advance(state.slots, batch.slots, batch.samples, sampled.tokens))
         sampled = sampled._replace(finite=sampled.finite & _finite_rows(hidden, batch))
         return StepState(tuple(caches), slots), StepOutput(sampled, hidden, logits)
+
+    def encode(
+        self, params: Sequence[jax.Array], caches: Sequence[Cache], packed: jax.Array, *, layout: BatchLayout, layers: Sequence[int]
+    ) -> tuple[tuple[Cache, ...], jax.Array]:
+        """Run the encoder on whole inputs and keep what the decoder reads of them.
+
+        Args:
+            packed: [layout.size] int32, see `BatchBuilder.pack_encoder`.
+            layers: which caches are the encoder's.
+
+        Returns:
+            The caches, and whether everything is finite [R] bool.
+        """
+        batch = self._everywhere(unpack(packed, layout))
+        (metadata,) = batch.metadata
+        segments, mesh = Segments.of(metadata.q_starts, layout.bucket.num_tokens), self.placement.mesh
+        attend = partial(attend_segments, segments, mesh, "model")
+        hidden, kept = self.model_def.bind(params).encode(batch.tokens, batch.positions, attend)
+        new = list(caches)
+        for layer, (k, v) in zip(layers, kept, strict=True):
+            new[layer] = self.backend.store(k, v, new[layer], metadata, mesh=mesh, heads_axis="model")
+        return tuple(new), _finite_rows(hidden, batch)
 
     def sample_waiting(self, slots: SlotState, logits: jax.Array, waiting: WaitingRows) -> tuple[SlotState, SamplerOutput]:
         """Sample `waiting` rows of a step's logits [R, V]."""
@@ -129,10 +153,16 @@ class StepProgram:
 
     def _attend(self, batch: StepBatch):
         def attend(
-            q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Cache, spec: AttendSpec, sinks: jax.Array | None = None
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: Cache,
+            spec: AttendSpec,
+            sinks: jax.Array | None = None,
+            bias: jax.Array | None = None,
         ) -> tuple[jax.Array, Cache]:
-            metadata = batch.metadata[self.window_groups[spec.window]]
-            return self.backend.attend(q, k, v, cache, metadata, spec, sinks, mesh=self.placement.mesh, heads_axis="model")
+            metadata = batch.metadata[self.groups[group_of(spec)]]
+            return self.backend.attend(q, k, v, cache, metadata, spec, sinks, bias, mesh=self.placement.mesh, heads_axis="model")
 
         return attend
 

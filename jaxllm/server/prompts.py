@@ -109,12 +109,13 @@ def _is_ids(value: Any) -> bool:
 
 def _fitted(serving: Serving, body: GenerationRequest, text: str | None, ids: Sequence[int]) -> Prompt:
     """Truncate as asked, and check that prompt and output fit the context together."""
-    limit = serving.engine.info.max_model_len
+    info = serving.engine.info
+    limit = info.max_prompt_len + 1
     name, max_tokens = asked_max_tokens(body)
     keep = body.truncate_prompt_tokens
     if keep is not None:
         if keep == -1:
-            keep = max(1, limit - max(1, max_tokens or 1))
+            keep = info.max_kept(max_tokens)
         elif not 1 <= keep <= limit:
             raise InvalidRequestError(
                 f"truncate_prompt_tokens must be from 1 to the context's {limit} tokens, or -1 for what fits; got {keep}",
@@ -122,10 +123,11 @@ def _fitted(serving: Serving, body: GenerationRequest, text: str | None, ids: Se
             )
         ids = ids[:keep] if body.truncation_side == "right" else ids[-keep:]
     # A prompt that fills the context alone is refused with the engine's own words.
-    room = limit - len(ids)
+    room = info.room(len(ids))
     if max_tokens is not None and 0 < room < max_tokens:
         raise InvalidRequestError(
-            f"{name}={max_tokens} is too large: the context holds {limit} tokens and the prompt has {len(ids)}; ask for at most {room}",
+            f"{name}={max_tokens} is too large: the context holds {info.max_model_len} tokens and the prompt has {len(ids)}; "
+            f"ask for at most {room}",
             param=name,
         )
     return Prompt(text, list(ids))

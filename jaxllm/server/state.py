@@ -40,7 +40,7 @@ class Serving:
         self.model_root = model_root
         self.created = int(time.time())
         self.token_texts = token_texts(engine.tokenizer)
-        self.tokenizing = Tokenizing(engine.tokenizer, engine.info.max_model_len)
+        self.tokenizing = Tokenizing(engine.tokenizer, engine.info.max_prompt_len + 1)
         digest = hashlib.sha256(engine.config.to_json().encode()).hexdigest()[:8]
         self.fingerprint = f"jaxllm-{__version__}-{digest}"
 

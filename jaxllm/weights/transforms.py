@@ -69,16 +69,19 @@ class Reshape:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """One row a token, then rows of zeros up to the parameter's size."""
+    """One row a token, then rows of zeros up to the parameter's size. `flat`: a number a token, kept as a matrix of one row."""
+
+    flat: bool = False
 
     def source_shapes(self, shape: Shape, dims: CheckpointDims) -> tuple[Shape, ...]:
-        return ((dims.vocab_size, *shape[1:]),)
+        return ((1, dims.vocab_size) if self.flat else (dims.vocab_size, *shape[1:]),)
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
+        rows = sources[0].reshape(-1, *shape[1:])
         if shape[0] == dims.vocab_size:
-            return COPY.build(sources, shape, dtype, dims)
+            return COPY.build([rows], shape, dtype, dims)
         array = np.zeros(shape, dtype)
-        array[: dims.vocab_size] = sources[0]
+        array[: dims.vocab_size] = rows
         return array
 
 
@@ -262,9 +265,11 @@ class GroupRows:
 
 COPY = Reshape()
 TOKEN_ROWS = TokenRows()
+TOKEN_ROW = TokenRows(flat=True)
 INTERLEAVE = Interleave()
 TRANSPOSE = Transpose()
 FUSE_QKV = FuseHeads()
+FUSE_Q = FuseHeads(extra=0)
 JOINED_QKV = FuseHeads(stored="joined")
 GROUPED_QKV = FuseHeads(stored="grouped")
 FLAT = Reshape("flat")

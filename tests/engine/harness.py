@@ -15,7 +15,9 @@ from tests.engine.mock_runner import MockRunner, cache_spec
 
 
 def make_request(request_id: str, prompt: Sequence[int], *, max_tokens: int | None = 8, **fields: Any) -> EngineRequest:
-    outer = {name: fields.pop(name) for name in ("priority", "cache_salt", "deadline", "arrival_time") if name in fields}
+    outer = {
+        name: fields.pop(name) for name in ("priority", "cache_salt", "deadline", "arrival_time", "encoder_token_ids") if name in fields
+    }
     outer.setdefault("arrival_time", time.time())
     params = SamplingParams(temperature=0, max_tokens=max_tokens, **fields)
     return EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), sampling_params=params, **outer)
@@ -75,7 +77,7 @@ def run(
 def check_books(scheduler: Scheduler) -> None:
     """Reference counts equal the tables, and the free list and the cache agree with them."""
     kv = scheduler.kv
-    for g, group in enumerate(kv._groups):
+    for g, group in enumerate(kv._all_groups):
         pool, cache = group.pool, group.cache
         held = Counter(page for request in scheduler._running for page in request.page_ids[g] if page)
         for page in range(1, pool.num_pages):

@@ -33,14 +33,17 @@ def cache_spec(
     windows: Sequence[tuple[int, int]] = (),
     full: bool = True,
     states: tuple[int, int] | None = None,
+    encoder: tuple[int, int] | None = None,
 ) -> CacheSpec:
-    """A full group of `num_pages` (unless full=False), one window group for each (window, num_pages), and a recurrent one where `states`
-    is (interval, num_pages).
+    """A full group of `num_pages` (unless full=False), one window group for each (window, num_pages), a recurrent one where `states` is
+    (interval, num_pages), and an encoder's where `encoder` is (longest input, num_pages).
     """
     groups = [CacheGroup(CacheKind.FULL, (0,), num_pages)] if full else []
     groups += [CacheGroup(CacheKind.SLIDING_WINDOW, (i + 1,), pages, window) for i, (window, pages) in enumerate(windows)]
     if states is not None:
         groups.append(CacheGroup(CacheKind.RECURRENT, (len(groups) + 1,), states[1], interval=states[0]))
+    if encoder is not None:
+        groups.append(CacheGroup(CacheKind.ENCODER, (len(groups) + 1,), encoder[1], encoder[0]))
     return CacheSpec(page_size, tuple(groups))
 
 

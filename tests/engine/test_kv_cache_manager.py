@@ -248,3 +248,25 @@ def test_a_state_that_is_being_computed_is_worth_waiting_for() -> None:
     assert not kv.find_prefix(_request(kv, TOKENS[:8])).pending
     kv.advance(first, kv.grow(first, 4))
     assert kv.find_prefix(_request(kv, TOKENS[:9])).num_tokens == 8
+
+
+# --------------------------------------------------------------------------- inputs of an encoder
+
+
+def test_an_encoder_input_has_its_pages_as_long_as_its_request_runs() -> None:
+    kv = KVCacheManager(cache_spec(4, encoder=(16, 5)))
+    first = _compute(kv, _request(kv, TOKENS, encoder_token_ids=[1] * 9), chunk=3)
+    assert (len(first.page_ids[-1]), kv.max_encoder_len) == (3, 16)
+    second = _request(kv, [1, 2], encoder_token_ids=[1] * 8)
+    assert kv.admit(second, kv.find_prefix(second), 2, reserve=0.0) == 0
+    assert second.page_ids == [[], []]
+    kv.free(first)
+    assert kv.usage == 0
+    assert kv.admit(second, kv.find_prefix(second), 2, reserve=0.0) == 2
+    assert [len(pages) for pages in kv.new_page_ids(second)] == [1, 2]
+
+
+def test_a_prefix_behind_another_encoder_input_is_not_found() -> None:
+    kv = _served(cache_spec(4, encoder=(16, 5)), TOKENS, encoder_token_ids=[1, 2, 3])
+    for given, expected in (([1, 2, 3], 12), ([1, 2], 0)):
+        assert kv.find_prefix(_request(kv, TOKENS, encoder_token_ids=given)).num_tokens == expected

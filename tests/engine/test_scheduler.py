@@ -518,3 +518,26 @@ def test_stats_count_since_the_last_snapshot() -> None:
     assert stats.kv_cache_usage == pytest.approx(3 / 99)
     _step(scheduler)
     assert scheduler.stats().num_scheduled_tokens == 1
+
+
+# ---------------------------------------------------------------------- inputs of an encoder
+
+
+def test_encoder_inputs_share_a_budget_of_their_own_and_are_never_cut() -> None:
+    scheduler = _scheduler(spec=cache_spec(4, 100, encoder=(16, 100)))
+    for name, length in (("a", 10), ("b", 6), ("c", 1), ("d", 16)):
+        scheduler.add(make_request(name, [1] * 8, encoder_token_ids=[5] * length))
+    steps = [_step(scheduler)[0] for _ in range(3)]
+    assert [[len(row.encoder_token_ids) for row in step.new_rows] for step in steps] == [[10, 6], [1], [16]]
+
+
+def test_an_encoder_input_that_can_never_be_computed_or_kept_is_refused() -> None:
+    for pages, fits in ((100, 16), (4, 12)):
+        scheduler = _scheduler(spec=cache_spec(4, 100, encoder=(64, pages)))
+        scheduler.add(make_request("fits", [1], encoder_token_ids=[5] * fits))
+        with pytest.raises(InvalidRequestError, match=f"{fits + 1} tokens.*{fits} fit"):
+            scheduler.add(make_request("long", [1], encoder_token_ids=[5] * (fits + 1)))
+        with pytest.raises(InvalidRequestError, match="encoder_token_ids are needed"):
+            scheduler.add(make_request("none", [1]))
+    with pytest.raises(InvalidRequestError, match="by no others"):
+        _scheduler().add(make_request("some", [1], encoder_token_ids=[5]))

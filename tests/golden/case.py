@@ -25,7 +25,7 @@ class Case:
         config: config.json.
         spellings: further configs that mean the same.
         max_model_len: of the engine, where the mathematics depends on it.
-        prompt_len: tokens of the prompt.
+        prompt_len: tokens of the prompt, or of the encoder's input where the prompt is one token.
         num_steps: greedy tokens after it; 0 where transformers, decoding step by step, changes the rotation on the way.
         attention: transformers' implementation, where its plain one is not right.
     """
@@ -60,11 +60,12 @@ class Golden:
     """What transformers gave in float32.
 
     Attributes:
-        prompt: [prompt_len] token ids.
+        prompt: [prompt_len] token ids; the decoder's where there is an encoder.
         tokens: [num_steps] greedy continuation.
         top_ids, top_logprobs: [num_steps, 5] best tokens of each step, best first.
         positions: [n] positions of the whole sequence (prompt and tokens) whose logits are kept.
         logits: [n, V].
+        encoder: [prompt_len] the input of the encoder, where there is one.
     """
 
     prompt: np.ndarray
@@ -73,6 +74,7 @@ class Golden:
     top_logprobs: np.ndarray
     positions: np.ndarray
     logits: np.ndarray
+    encoder: np.ndarray | None = None
 
     @property
     def sequence(self) -> np.ndarray:
@@ -86,4 +88,4 @@ def golden_path(name: str) -> Path:
 
 def load_golden(name: str) -> Golden:
     with np.load(golden_path(name)) as data:
-        return Golden(**{key: data[key] for key in Golden.__dataclass_fields__})
+        return Golden(**{key: data[key] for key in Golden.__dataclass_fields__ if key in data})

@@ -29,14 +29,14 @@ def load(directory: Path, case: Case, tensor_parallel_size: int = 1) -> tuple[Mo
 
 def check(case: Case, model: ModelDef, params: list[jax.Array]) -> None:
     golden = load_golden(case.name)
-    check_logits(golden, run_dense(model, params, golden.sequence))
+    check_logits(golden, run_dense(model, params, golden.sequence, golden.encoder))
 
 
 def check_tensors(golden: Golden, config: dict[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
     """Check a checkpoint of these tensors under this config."""
     model = define_model(config, dtype="float32")
     params = load_params(model, MemoryCheckpoint(tensors), lambda name, array: jnp.asarray(array))
-    check_logits(golden, run_dense(model, params, golden.sequence))
+    check_logits(golden, run_dense(model, params, golden.sequence, golden.encoder))
 
 
 def check_logits(golden: Golden, logits: jax.Array) -> None:

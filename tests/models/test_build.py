@@ -129,6 +129,26 @@ def test_default_configs_have_the_parameters_of_the_models_they_describe(model_t
     assert define(config | {"architectures": [architecture]}, dtype="bfloat16").num_params == DEFAULTS[model_type]
 
 
+_FLAN = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+_BART_BASE = {"encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        ({"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}, 60_506_624),  # t5-small
+        ({"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, **_FLAN}, 76_961_152),  # flan-t5-small
+        ({"d_model": 2048, "d_ff": 5120, "num_layers": 24, "num_heads": 32, **_FLAN}, 2_849_757_184),  # flan-t5-xl
+        # bart-base and bart-large, with the biases of logits, which are a buffer there.
+        ({"d_model": 768, "encoder_attention_heads": 12, "decoder_attention_heads": 12, **_BART_BASE}, 139_420_416 + 50_265),
+        ({"d_model": 1024, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}, 406_291_456 + 50_265),
+    ],
+)
+def test_encoders_with_decoders_have_the_published_number_of_parameters(config: dict[str, Any], published: int) -> None:
+    architecture = "T5ForConditionalGeneration" if "d_ff" in config else "BartForConditionalGeneration"
+    assert define({"architectures": [architecture], **config}, dtype="bfloat16").num_params == published
+
+
 def test_every_real_config_is_understood_or_refused_with_a_reason(conformance_data: Path) -> None:
     defined, reasons = set(), {}
     by_model_type = {case.config["model_type"]: case.architecture for case in BY_ARCHITECTURE.values()}

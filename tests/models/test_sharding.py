@@ -17,7 +17,7 @@ from jaxllm.runner.mesh import Placement, make_mesh
 from jaxllm.specs import AttendSpec
 from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint
-from tests.dense import dense_attend, empty_caches, one_row
+from tests.dense import all_logits, dense_attend
 from tests.golden.case import load_golden
 from tests.golden.cases import BY_ARCHITECTURE, CASES
 from tests.golden.checking import check_logits
@@ -33,25 +33,30 @@ def run_sharded(name: str, shards: int) -> tuple[ModelDef, str]:
     experts = sharded_experts(placement.mesh, experts_axis="expert", width_axis="model")
 
     def attend(
-        q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Any, spec: AttendSpec, sinks: jax.Array | None = None
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: Any,
+        spec: AttendSpec,
+        sinks: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         kept = heads if spec.latent is None else PartitionSpec()
         local = jax.shard_map(
-            lambda q, k, v, cache, sinks, slopes: dense_attend(q, k, v, cache, spec, sinks, slopes),
+            lambda q, k, v, cache, sinks, bias: dense_attend(q, k, v, cache, spec, sinks, bias),
             mesh=placement.mesh,
             in_specs=(heads, kept, kept, kept, PartitionSpec("model"), PartitionSpec("model")),
             out_specs=(heads, kept),
         )
-        return local(q, k, v, cache, sinks, None if spec.alibi is None else jnp.asarray(spec.alibi))
+        return local(q, k, v, cache, sinks, bias if spec.alibi is None else jnp.asarray(spec.alibi))
 
-    def forward(params: Sequence[jax.Array], ids: jax.Array) -> jax.Array:
-        decoder = model.bind(params)
-        hidden, _ = decoder(ids, jnp.arange(len(ids)), empty_caches(model), attend, rows=one_row(len(ids)), experts=experts)
-        return decoder.logits(hidden)
+    def forward(params: Sequence[jax.Array], ids: jax.Array, encoder_ids: jax.Array | None) -> jax.Array:
+        return all_logits(model, params, ids, encoder_ids, attend, experts=experts)
 
     ids = jnp.asarray(golden.sequence, jnp.int32)
-    program = jax.jit(forward, out_shardings=placement.sharding()).lower(params, ids).compile()
-    check_logits(golden, program(params, ids))
+    encoder_ids = None if golden.encoder is None else jnp.asarray(golden.encoder, jnp.int32)
+    program = jax.jit(forward, out_shardings=placement.sharding()).lower(params, ids, encoder_ids).compile()
+    check_logits(golden, program(params, ids, encoder_ids))
     return model, program.as_text()
 
 

@@ -76,7 +76,7 @@ def test_a_latent_is_key_and_value(name):
     check(name, 4, AttendSpec(0.25, latent=10))
 
 
-def check(name, group, spec, sinks=None, slopes=None):
+def check(name, group, spec, sinks=None, bias=None):
     rows, num_tokens, num_rows = STEPS[name]
     rng = np.random.default_rng(len(name))
     pages_per_row = -(-max([160, *(sum(row) for row in rows)]) // 8)
@@ -86,8 +86,8 @@ def check(name, group, spec, sinks=None, slopes=None):
     if spec.latent is not None:
         cache, v = cache._replace(v=None), None
 
-    want, want_cache = reference.attend(q, k, v, cache, metadata, spec, sinks, slopes)
-    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec, sinks, slopes)
+    want, want_cache = reference.attend(q, k, v, cache, metadata, spec, sinks, bias)
+    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec, sinks, bias)
 
     real = np.asarray(metadata.token_rows) < num_rows
     np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
@@ -97,7 +97,17 @@ def check(name, group, spec, sinks=None, slopes=None):
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("name", STEPS)
 def test_linear_biases_grow_with_the_distance(name, window):
-    check(name, 2, AttendSpec(0.3, window), slopes=jnp.array([0.5, 0.25, 0.125, 0.03]))
+    check(name, 2, AttendSpec(0.3, window), bias=jnp.array([0.5, 0.25, 0.125, 0.03]))
+
+
+@pytest.mark.parametrize("name", ["decodes around page edges", "decodes and prompts, padded"])
+def test_learned_biases_go_by_distance_as_far_as_their_table_does(name):
+    check(name, 2, AttendSpec(0.3), bias=jnp.array(np.random.default_rng(3).normal(size=(4, 2 * 9 + 1)), jnp.float32))
+
+
+@pytest.mark.parametrize("name", ["decodes and prompts, padded", "a tile and one"])
+def test_attention_to_an_encoder_sees_all_that_is_kept(name):
+    check(name, 2, AttendSpec(0.3, window=2000, causal=False))
 
 
 def test_without_keys_and_values_those_of_the_step_are_in_the_cache_already():

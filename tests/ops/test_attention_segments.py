@@ -25,12 +25,15 @@ def segments_of(lengths: tuple[int, ...], padding: int) -> Segments:
     return Segments(*(jnp.asarray(x, jnp.int32) for x in (rows, firsts, last, ends[-1])))
 
 
-def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: np.ndarray, spec: AttendSpec) -> np.ndarray:
+def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: np.ndarray, spec: AttendSpec, bias: np.ndarray | None = None) -> np.ndarray:
     group = q.shape[1] // k.shape[1]
     scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, group, 1)) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * np.tanh(scores / spec.softcap)
     distance = np.arange(len(rows))[:, None] - np.arange(len(rows))[None]
+    if bias is not None:
+        most = bias.shape[1] // 2
+        scores = scores + bias[:, np.clip(-distance, -most, most) + most]
     visible = rows[:, None] == rows[None]
     if spec.causal:
         visible &= distance >= 0
@@ -50,10 +53,27 @@ def test_equals_dense_attention_within_each_segment(causal: bool, window: int | 
     q, k, v = (generator.standard_normal((tokens, heads, 8)).astype(np.float32) for heads in (4, 2, 2))
     spec = AttendSpec(0.4, window, softcap, causal=causal)
 
-    found = jax.jit(lambda q, k, v: attend_segments(q, k, v, segments, spec, mesh=make_mesh(1), heads_axis="model"))(q, k, v)
+    found = jax.jit(lambda q, k, v: attend_segments(segments, make_mesh(1), "model", q, k, v, None, spec)[0])(q, k, v)
 
     real = sum(LENGTHS)
     assert np.abs(np.asarray(found)[:real] - dense(q, k, v, np.asarray(segments.rows), spec)[:real]).max() < 1e-5
+
+
+def test_biases_go_by_distance_as_far_as_their_table_does() -> None:
+    segments = segments_of(LENGTHS, PADDING)
+    generator = np.random.default_rng(1)
+    q, k, v = (generator.standard_normal((sum(LENGTHS) + PADDING, 4, 8)).astype(np.float32) for _ in range(3))
+    bias, spec = generator.standard_normal((4, 2 * 40 + 1)).astype(np.float32), AttendSpec(0.4, causal=False)
+
+    found, _ = attend_segments(segments, make_mesh(1), "model", q, k, v, None, spec, bias=jnp.asarray(bias))
+
+    real = sum(LENGTHS)
+    assert np.abs(np.asarray(found)[:real] - dense(q, k, v, np.asarray(segments.rows), spec, bias)[:real]).max() < 1e-5
+
+
+def test_segments_lie_where_the_first_tokens_say() -> None:
+    starts = jnp.asarray(np.cumsum([0, *LENGTHS]), jnp.int32)
+    jax.tree.map(np.testing.assert_array_equal, Segments.of(starts, sum(LENGTHS) + PADDING), segments_of(LENGTHS, PADDING))
 
 
 def test_what_is_not_finite_stays_in_its_segment() -> None:
@@ -61,7 +81,7 @@ def test_what_is_not_finite_stays_in_its_segment() -> None:
     q = k = jnp.ones((16, 2, 8), jnp.float32)
     v = q.at[7].set(jnp.inf)
 
-    found = np.asarray(attend_segments(q, k, v, segments, AttendSpec(1.0, causal=False), mesh=make_mesh(1), heads_axis="model"))
+    found = np.asarray(attend_segments(segments, make_mesh(1), "model", q, k, v, None, AttendSpec(1.0, causal=False))[0])
 
     assert np.allclose(found[:5], 1.0)
     assert np.isnan(found[7]).all()

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxllm.ops.attention import gpu, tpu, xla
-from jaxllm.ops.attention.metadata import AttentionMetadata, Cache
+from jaxllm.ops.attention.metadata import AttentionMetadata, Cache, LayerCache, write_pages
 from jaxllm.specs import AttendSpec, CacheLayer
 from pallas_kernels.devices import find_device, is_blackwell
 
-# (q, k, v, cache, metadata, spec, sinks, slopes) -> (out, cache)
+# (q, k, v, cache, metadata, spec, sinks, bias) -> (out, cache)
 AttendFn = Callable[
     [jax.Array, jax.Array | None, jax.Array | None, Any, AttentionMetadata, AttendSpec, jax.Array | None, jax.Array | None],
     tuple[jax.Array, Any],
@@ -43,18 +43,19 @@ class AttentionBackend:
         metadata: AttentionMetadata,
         spec: AttendSpec,
         sinks: jax.Array | None = None,
+        bias: jax.Array | None = None,
         *,
         mesh: Mesh,
         heads_axis: str,
     ) -> tuple[jax.Array, Cache]:
-        """q [T, H, D], k and v [T, K, D], sinks [H] with their heads split over `heads_axis`; returns ([T, H, D], cache).
+        """q [T, H, D], k and v [T, K, D], sinks [H], bias [H, N] with their heads split over `heads_axis`; returns ([T, H, D], cache).
         Without k and v the cache already holds those of this step.
 
         A latent (v None, K = 1) is whole on every device, as are its pages; the output is then [T, H, spec.latent]. The output of a token
         whose k or v is not finite is NaN: pages hold zeros in their place, and nobody else would notice.
         """
 
-        slopes = None if spec.alibi is None else jnp.asarray(spec.alibi, jnp.float32)
+        bias = bias if spec.alibi is None else jnp.asarray(spec.alibi, jnp.float32)
 
         def attend(
             q: jax.Array,
@@ -63,9 +64,9 @@ class AttentionBackend:
             cache: Cache,
             metadata: AttentionMetadata,
             sinks: jax.Array | None,
-            slopes: jax.Array | None,
+            bias: jax.Array | None,
         ) -> tuple[jax.Array, Cache]:
-            out, cache = self.attend_shard(q, k, v, cache, metadata, spec, sinks, slopes)
+            out, cache = self.attend_shard(q, k, v, cache, metadata, spec, sinks, bias)
             if k is None:
                 return out, cache
             # Zero, or NaN where k or v is not finite; cheaper than a reduction in each layer.
@@ -74,7 +75,7 @@ class AttentionBackend:
             return grouped.reshape(out.shape), cache
 
         if mesh.size == 1:
-            return attend(q, k, v, cache, metadata, sinks, slopes)
+            return attend(q, k, v, cache, metadata, sinks, bias)
         heads, everywhere = PartitionSpec(None, heads_axis), PartitionSpec()
         kept = heads if spec.latent is None else everywhere
         sharded = jax.shard_map(
@@ -84,7 +85,17 @@ class AttentionBackend:
             out_specs=(heads, kept),
             check_vma=False,
         )
-        return sharded(q, k, v, cache, metadata, sinks, slopes)
+        return sharded(q, k, v, cache, metadata, sinks, bias)
+
+    def store(
+        self, k: jax.Array, v: jax.Array, cache: LayerCache, metadata: AttentionMetadata, *, mesh: Mesh, heads_axis: str
+    ) -> LayerCache:
+        """Write k and v [T, K, D] of an encoder's input into their pages, which are those of `xla` whatever the backend."""
+        if mesh.size == 1:
+            return write_pages(cache, k, v, metadata)
+        heads = PartitionSpec(None, heads_axis)
+        specs = (heads, heads, heads, PartitionSpec())
+        return jax.shard_map(write_pages, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(cache, k, v, metadata)
 
 
 def choose_backend(platform: str, device_kind: str = "") -> AttentionBackend:

@@ -51,21 +51,21 @@ class Attend:
         metadata: AttentionMetadata,
         spec: AttendSpec,
         sinks: jax.Array | None = None,
-        slopes: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache]:
-        """q [T, H, D], k and v [T, K, D], sinks and slopes [H] of one shard; returns ([T, H, D], cache). For a latent, v is None and the
-        output [T, H, latent].
+        """q [T, H, D], k and v [T, K, D], sinks [H] of one shard; returns ([T, H, D], cache). For a latent, v is None and the output
+        [T, H, latent].
         """
         from pallas_kernels.ragged_paged_attention import gpu
 
         lacking = {
             "chunked attention": spec.chunked,
-            "linear biases": slopes is not None,
-            "layers that read another's keys and values": k is None,
+            "biases of scores": bias is not None,
+            "layers that read another's or an encoder's keys and values": k is None,
         }
         if any(lacking.values()) or k is None:
             say_once("there is no GPU kernel for " + ", ".join(kind for kind, asked in lacking.items() if asked))
-            return xla.attend(q, k, v, cache, metadata, spec, sinks, slopes)
+            return xla.attend(q, k, v, cache, metadata, spec, sinks, bias)
         try:
             gpu.check_shape(
                 q.dtype, q.shape[1], k.shape[1], q.shape[2], cache.page_size, spec.latent, kept=cache.k.dtype, blackwell=self.blackwell

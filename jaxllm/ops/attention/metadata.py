@@ -87,6 +87,17 @@ def _finite(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jnp.where(jnp.isfinite(x), x, 0).astype(dtype)
 
 
+def position_bias(bias: jax.Array, ahead: jax.Array) -> jax.Array:
+    """[H, ...] what is added to the scores of keys that lie `ahead` [...] of their query, in positions (mostly negative).
+
+    bias: slopes [H] (ALiBi), or [H, 2 * n + 1] for keys from -n to n ahead, beyond which nothing changes (T5).
+    """
+    if bias.ndim == 1:
+        return bias.reshape(-1, *(1,) * ahead.ndim) * ahead
+    most = bias.shape[1] // 2
+    return bias[:, jnp.clip(ahead, -most, most) + most].astype(jnp.float32)
+
+
 def first_visible(positions: jax.Array, spec: AttendSpec) -> jax.Array:
     """The first position that queries at `positions` see."""
     if spec.window is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, first_visible, write_pages
+from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, first_visible, position_bias, write_pages
 from jaxllm.specs import AttendSpec
 
 
@@ -17,9 +17,9 @@ def attend(
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None = None,
-    slopes: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    """q [T, H, D], k and v [T, K, D], sinks and slopes [H]; returns ([T, H, D], cache). Padding tokens get zeros."""
+    """q [T, H, D], k and v [T, K, D], sinks [H]; returns ([T, H, D], cache). Padding tokens get zeros."""
     cache = write_pages(cache, k, v, metadata)
     num_tokens, num_heads, head_dim = q.shape
     num_kv = cache.k.shape[1]
@@ -36,11 +36,12 @@ def attend(
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     key_position = jnp.arange(keys.shape[1])
-    if slopes is not None:
-        distance = key_position[None] - metadata.positions[:, None]
-        scores += slopes.reshape(num_kv, group, 1) * distance[:, None, None]
-    visible = key_position[None] <= metadata.positions[:, None]
-    visible &= key_position[None] >= first_visible(metadata.positions, spec)[:, None]
+    if bias is not None:
+        added = position_bias(bias, key_position[None] - metadata.positions[:, None])
+        scores += jnp.moveaxis(added, 0, 1).reshape(scores.shape)
+    position = metadata.positions if spec.causal else metadata.kv_lens[row] - 1
+    visible = key_position[None] <= position[:, None]
+    visible &= key_position[None] >= first_visible(position, spec)[:, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     if sinks is not None:
         column = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(num_kv, group, 1), (num_tokens, num_kv, group, 1))

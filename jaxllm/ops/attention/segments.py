@@ -8,12 +8,15 @@ segments. Short segments therefore share tiles, and long ones cost their own len
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxllm.errors import ConfigError
+from jaxllm.ops.attention.metadata import position_bias
 from jaxllm.specs import AttendSpec
 
 _TILE = 128
@@ -35,29 +38,53 @@ class Segments:
     ends: jax.Array
     num_tokens: jax.Array
 
+    @classmethod
+    def of(cls, starts: jax.Array, num_tokens: int) -> Segments:
+        """Those of a step of `num_tokens`, padding included, from the first token of each row and the end of the last: starts [R + 1]."""
+        index, num_rows = jnp.arange(num_tokens), len(starts) - 1
+        rows = jnp.sum(starts[None, 1:] <= index[:, None], axis=1).astype(jnp.int32)
+        row, real = jnp.minimum(rows, num_rows - 1), rows < num_rows
+        return cls(rows, jnp.where(real, starts[row], index), jnp.where(real, starts[row + 1], index), starts[-1])
+
 
 def attend_segments(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, spec: AttendSpec, *, mesh: Mesh, heads_axis: str
-) -> jax.Array:
-    """q [T, H, D], k and v [T, K, D] with their heads split over `heads_axis`; returns [T, H, D]. Padding tokens get zeros.
+    segments: Segments,
+    mesh: Mesh,
+    heads_axis: str,
+    q: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
+    cache: Any,
+    spec: AttendSpec,
+    sinks: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> tuple[jax.Array, Any]:
+    """q [T, H, D], k and v [T, K, D], bias [H, N] with their heads split over `heads_axis`; returns ([T, H, D], (k, v)). Without k and v,
+    those of another layer are the cache. Padding tokens get zeros.
 
     The output of a token whose k or v is not finite is NaN, and no other segment's is: see `AttentionBackend.attend`.
-    """
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
-        out = _attend(q, jnp.where(jnp.isfinite(k), k, 0), jnp.where(jnp.isfinite(v), v, 0), segments, spec)
+    Raises:
+        ConfigError: attention that there is no implementation of.
+    """
+    if sinks is not None or spec.latent is not None or spec.chunked:
+        raise ConfigError("pooling is not supported for models with attention sinks, latent or chunked attention")
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, bias: jax.Array | None) -> jax.Array:
+        out = _attend(q, jnp.where(jnp.isfinite(k), k, 0), jnp.where(jnp.isfinite(v), v, 0), segments, spec, bias)
         poison = (k * 0 + v * 0).astype(out.dtype)
         grouped = out.reshape(*k.shape[:2], -1, k.shape[2]) + poison[:, :, None]
         return grouped.reshape(out.shape)
 
-    if mesh.size == 1:
-        return attend(q, k, v, segments)
-    heads = PartitionSpec(None, heads_axis)
-    sharded = jax.shard_map(attend, mesh=mesh, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, check_vma=False)
-    return sharded(q, k, v, segments)
+    kept: Any = cache if k is None else (k, v)
+    if mesh.size > 1:
+        heads = PartitionSpec(None, heads_axis)
+        specs = (heads, heads, heads, PartitionSpec(), PartitionSpec(heads_axis))
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
+    return attend(q, *kept, segments, bias), kept
 
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, spec: AttendSpec) -> jax.Array:
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, spec: AttendSpec, bias: jax.Array | None) -> jax.Array:
     num_tokens, num_heads, dim = q.shape
     num_kv = k.shape[1]
     group = num_heads // num_kv
@@ -88,7 +115,10 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, spec: 
             scores = jnp.matmul(queries, lax.dynamic_slice_in_dim(k, at, tile, axis=2), preferred_element_type=jnp.float32) * spec.scale
             if spec.softcap is not None:
                 scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-            scores = jnp.where(visible, scores.reshape(num_kv, group, tile, tile), _MASKED).reshape(num_kv, group * tile, tile)
+            scores = scores.reshape(num_kv, group, tile, tile)
+            if bias is not None:
+                scores += position_bias(bias, -distance).reshape(scores.shape)
+            scores = jnp.where(visible, scores, _MASKED).reshape(num_kv, group * tile, tile)
             new_top = jnp.maximum(top, scores.max(-1))
             # A query that sees nothing of this block must not count its masked scores as weight one.
             weights = jnp.where(scores > _MASKED / 2, jnp.exp(scores - new_top[..., None]), 0.0)

@@ -1,7 +1,7 @@
 """Paged attention on TPUs: the Mosaic kernel of `pallas_kernels`, behind the contract of this package.
 
 Its pages are one array a layer, [N, W, S, L] words (`pallas_kernels/ragged_paged_attention/layout.py`), which splits over devices along W.
-Layers whose attention the kernel does not know (chunks, linear biases) keep XLA's pages and run on XLA.
+Layers whose attention the kernel does not know (chunks, biases of scores, an encoder's input) keep XLA's pages and run on XLA.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def cache_shapes(num_pages: int, page_size: int, layer: CacheLayer, dtype: jnp.d
         ConfigError: a dtype or a block_size that the kernel cannot have.
     """
     attend = layer.attend
-    missing = {"chunked attention": attend.chunked, "linear biases": attend.alibi is not None}
+    missing = {
+        "chunked attention": attend.chunked,
+        "linear biases": attend.alibi is not None,
+        "learned biases": attend.relative is not None,
+        "attention to an encoder": not attend.causal,
+    }
     for kind in [kind for kind, asked in missing.items() if asked]:
         _log_fallback(kind)
         return xla.cache_shapes(num_pages, page_size, layer, dtype)
@@ -62,17 +67,17 @@ class Attend:
         metadata: AttentionMetadata,
         spec: AttendSpec,
         sinks: jax.Array | None = None,
-        slopes: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
-        """q [T, H, D], k and v [T, K, D], sinks and slopes [H] of one shard; returns ([T, H, D], cache). For a latent, v is None and the
-        output [T, H, latent].
+        """q [T, H, D], k and v [T, K, D], sinks [H] of one shard; returns ([T, H, D], cache). For a latent, v is None and the output
+        [T, H, latent].
 
         Raises:
             ConfigError: the step's shape does not fit the device's memories (the message says what would), or the layer reads the keys
                 and values of another.
         """
         if isinstance(cache, LayerCache):
-            return xla.attend(q, k, v, cache, metadata, spec, sinks, slopes)
+            return xla.attend(q, k, v, cache, metadata, spec, sinks, bias)
         if k is None:
             raise ConfigError("the attention kernel for TPUs cannot read another layer's keys and values; such models run on CPU and GPU")
         try:

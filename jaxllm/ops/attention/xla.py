@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, first_visible, write_pages
+from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache, first_visible, position_bias, write_pages
 from jaxllm.specs import AttendSpec, CacheLayer
 
 _MASKED = -1e30
@@ -33,18 +33,18 @@ def attend(
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None = None,
-    slopes: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> tuple[jax.Array, LayerCache]:
-    """q [T, H, D], k and v [T, K, D], sinks and slopes [H]; returns ([T, H, D], cache). Padding tokens get finite values of no meaning.
+    """q [T, H, D], k and v [T, K, D], sinks [H]; returns ([T, H, D], cache). Padding tokens get finite values of no meaning.
 
     T == R means a step of decodes only: no prompt code is traced then.
     """
     cache = write_pages(cache, k, v, metadata)
     num_rows = metadata.num_rows
     if metadata.num_tokens == num_rows:
-        return _decode(q, cache, metadata, spec, sinks, slopes), cache
-    padded = jnp.pad(_decode(q[:num_rows], cache, metadata, spec, sinks, slopes), ((0, q.shape[0] - num_rows), (0, 0), (0, 0)))
-    return _prefill(q, padded, cache, metadata, spec, sinks, slopes), cache
+        return _decode(q, cache, metadata, spec, sinks, bias), cache
+    padded = jnp.pad(_decode(q[:num_rows], cache, metadata, spec, sinks, bias), ((0, q.shape[0] - num_rows), (0, 0), (0, 0)))
+    return _prefill(q, padded, cache, metadata, spec, sinks, bias), cache
 
 
 def cache_shapes(num_pages: int, page_size: int, layer: CacheLayer, dtype: jnp.dtype) -> LayerCache:
@@ -87,7 +87,7 @@ def _decode(
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None,
-    slopes: jax.Array | None,
+    bias: jax.Array | None,
 ) -> jax.Array:
     """q [R, H, D], one query a row; rows past num_decodes give zeros. Returns [R, H, D]."""
     num_rows, num_heads, head_dim = q.shape
@@ -111,9 +111,9 @@ def _decode(
         scores = _scores(grouped[row], cache.k[page].astype(q.dtype), spec)  # [W, K, G, S]
 
         position = index[:, None] * size + jnp.arange(size)
-        if slopes is not None:
-            distance = position - lens[row][:, None] + 1
-            scores += slopes.reshape(num_kv, -1, 1) * distance[:, None, None]
+        if bias is not None:
+            added = position_bias(bias, position - lens[row][:, None] + 1)
+            scores += jnp.moveaxis(added, 0, 1).reshape(scores.shape)
         listed = item < ends[-1]
         visible = (position < lens[row][:, None]) & (position >= first_position[row][:, None]) & listed[:, None]
         scores = jnp.where(visible[:, None, None], scores, _MASKED)
@@ -151,7 +151,7 @@ def _prefill(
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None,
-    slopes: jax.Array | None,
+    bias: jax.Array | None,
 ) -> jax.Array:
     """Fill `out` [T, H, D] at the tokens of rows from num_decodes on; q [T, H, D]. Each row is cut into large tiles, and its rest into
     small ones.
@@ -165,9 +165,9 @@ def _prefill(
     # A small tile may reach past its row. What it writes there is overwritten by the next row's tiles, which come later (large ones last,
     # since they end within their row), or lies in this padding.
     q, out = (jnp.pad(x, ((0, small), (0, 0), (0, 0))) for x in (q, out))
-    out = _fill_tiles(q, out, cache, metadata, spec, sinks, slopes, small, (q_lens - base + small - 1) // small, base)
+    out = _fill_tiles(q, out, cache, metadata, spec, sinks, bias, small, (q_lens - base + small - 1) // small, base)
     if num_tokens >= _LARGE_TILE:
-        out = _fill_tiles(q, out, cache, metadata, spec, sinks, slopes, _LARGE_TILE, num_large, jnp.zeros_like(base))
+        out = _fill_tiles(q, out, cache, metadata, spec, sinks, bias, _LARGE_TILE, num_large, jnp.zeros_like(base))
     return out[:num_tokens]
 
 
@@ -178,7 +178,7 @@ def _fill_tiles(
     metadata: AttentionMetadata,
     spec: AttendSpec,
     sinks: jax.Array | None,
-    slopes: jax.Array | None,
+    bias: jax.Array | None,
     tile: int,
     counts: jax.Array,
     bases: jax.Array,
@@ -203,6 +203,9 @@ def _fill_tiles(
         first = metadata.kv_lens[row] - q_lens[row] + offset  # position of the tile's first query
         position = first + jnp.arange(tile)
         last = jnp.minimum(first + tile, metadata.kv_lens[row])
+        if not spec.causal:
+            last = metadata.kv_lens[row]
+            first, position = last - 1, jnp.full(tile, last - 1)
         low = first_visible(first, spec)
 
         def one_block(turn: jax.Array, state: _Partial) -> _Partial:
@@ -214,8 +217,8 @@ def _fill_tiles(
             if spec.window is not None:
                 visible &= key_position[None] >= first_visible(position, spec)[:, None]
             scores = _scores(queries, keys, spec).reshape(num_kv, group, tile, block)
-            if slopes is not None:
-                scores += slopes.reshape(num_kv, group, 1, 1) * (key_position[None] - position[:, None])
+            if bias is not None:
+                scores += position_bias(bias, key_position[None] - position[:, None]).reshape(scores.shape)
             scores = jnp.where(visible, scores, _MASKED).reshape(num_kv, group * tile, block)
             top = jnp.maximum(state.top, scores.max(-1))
             weights = jnp.exp(scores - top[..., None])

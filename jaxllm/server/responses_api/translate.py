@@ -87,7 +87,7 @@ async def fitted(state: ServerState, chat: ChatCompletionRequest) -> ChatComplet
     first = 1 if messages[0].get("role") in ("system", "developer") else 0
     starts = [number for number, message in enumerate(messages) if number > first and message.get("role") == "user"]
     cuts = [first, *starts]
-    room = state.serving.engine.info.max_model_len - max(chat.max_completion_tokens or 1, 1)
+    room = state.serving.engine.info.max_kept(chat.max_completion_tokens)
 
     async def fits(cut: int) -> bool:
         text = render_chat(state, [*messages[:first], *messages[cut:]], chat)

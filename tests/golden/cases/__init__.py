@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from tests.golden.case import Case
-from tests.golden.cases import dense, llama, moe, recurrent
+from tests.golden.cases import dense, encoder_decoder, llama, moe, recurrent
 
-CASES: dict[str, Case] = {case.name: case for case in (*llama.CASES, *dense.CASES, *moe.CASES, *recurrent.CASES)}
+CASES: dict[str, Case] = {case.name: case for case in (*llama.CASES, *dense.CASES, *moe.CASES, *recurrent.CASES, *encoder_decoder.CASES)}
 # One case of each architecture, for tests that need no more.
 BY_ARCHITECTURE = {case.architecture: case for case in reversed(CASES.values())}

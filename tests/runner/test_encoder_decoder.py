@@ -1,0 +1,107 @@
+"""Encoders with decoders in one engine, in float32: cross attention from pages, batches of many lengths, against transformers."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxllm.core_types import CacheKind
+from tests.golden.case import Golden, load_golden
+from tests.golden.cases import CASES
+from tests.runner.harness import Engine, Generated, greedy
+
+pytestmark = pytest.mark.heavy
+
+MAX_DELTA = 2e-4
+LENGTHS = (1, 9, 40, 64)
+
+
+def start(name: str, folder: Path, **options) -> tuple[Engine, Golden]:
+    return Engine(CASES[name].write(folder), **{"max_num_batched_tokens": 160, "max_num_seqs": 4, **options}), load_golden(name)
+
+
+def inputs(golden: Golden) -> list[list[int]]:
+    """The golden input among others: ends of it, so that beginnings differ."""
+    return [*(golden.encoder[-length:].tolist() for length in LENGTHS), golden.encoder.tolist()]
+
+
+def generate(engine: Engine, golden: Golden, encoder_inputs: list[list[int]], prompt: list[int] | None = None, **fields) -> list[Generated]:
+    params = greedy(len(golden.tokens), **fields)
+    ids = [engine.add(golden.prompt if prompt is None else prompt, params, encoder_token_ids=given) for given in encoder_inputs]
+    results = engine.run()
+    return [results[i] for i in ids]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory):
+    """By name: an engine, and what it gave for `inputs` together."""
+
+    @functools.cache
+    def run(name: str) -> tuple[Engine, list[Generated]]:
+        engine, golden = start(name, tmp_path_factory.mktemp(name))
+        return engine, generate(engine, golden, inputs(golden), logprobs=5)
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_gated", "bart"])
+def test_a_mixed_batch_gives_what_transformers_gives(name: str, mixed) -> None:
+    engine, results = mixed(name)
+    golden, result = load_golden(name), results[-1]
+    assert result.tokens == golden.tokens.tolist()
+    for step, want_ids, want in zip(result.logprobs, golden.top_ids, golden.top_logprobs, strict=True):
+        got = dict(zip(step.token_ids, step.logprobs, strict=True))
+        assert max(abs(got[int(i)] - p) for i, p in zip(want_ids, want, strict=True)) < MAX_DELTA
+    assert len({tuple(result.tokens) for result in results}) > 1
+    assert engine.core.scheduler.kv.usage == 0
+
+
+def test_what_a_request_gets_does_not_depend_on_the_others(mixed) -> None:
+    engine, together = mixed("t5_gated")
+    golden = load_golden("t5_gated")
+    for given, result in zip(inputs(golden)[:2], together, strict=False):
+        assert generate(engine, golden, [given])[0].tokens == result.tokens
+
+
+def test_two_devices_give_the_tokens_of_one(mixed, tmp_path: Path) -> None:
+    engine, golden = start("t5_gated", tmp_path, tensor_parallel_size=2)
+    assert [r.tokens for r in generate(engine, golden, inputs(golden))] == [r.tokens for r in mixed("t5_gated")[1]]
+
+
+def test_a_preempted_request_is_encoded_again(tmp_path: Path) -> None:
+    # For both inputs there is room, for both outputs there is not.
+    engine, golden = start("bart", tmp_path, num_pages={CacheKind.FULL: 5, CacheKind.ENCODER: 21})
+    results = generate(engine, golden, [golden.encoder.tolist()] * 2)
+
+    assert max(result.num_preemptions for result in results) > 0
+    assert [result.tokens for result in results] == [golden.tokens.tolist()] * 2
+    assert engine.core.scheduler.kv.usage == 0
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_prompt_of_the_decoder_goes_on_and_is_cached_with_its_input_only(caching: bool, tmp_path: Path) -> None:
+    engine, golden = start("bart", tmp_path, enable_prefix_caching=caching)
+    prompt, rest = golden.sequence[:20].tolist(), golden.tokens[19:].tolist()
+    given, other = golden.encoder.tolist(), golden.encoder[1:].tolist()
+
+    (first,) = generate(engine, golden, [given], prompt)
+    again, elsewhere = generate(engine, golden, [given, other], prompt)
+
+    assert first.tokens[: len(rest)] == rest
+    assert again.tokens == first.tokens != elsewhere.tokens
+    assert [first.num_cached_tokens, again.num_cached_tokens, elsewhere.num_cached_tokens] == [0, 16 if caching else 0, 0]
+
+
+def test_an_input_that_is_not_finite_ends_its_request_and_no_other(tmp_path: Path) -> None:
+    engine, golden = start("t5_gated", tmp_path)
+    place = engine.runner.program.model_def.names.index("embed.weight")
+    bad = next(token for token in range(5, 128) if token not in {*golden.encoder.tolist(), *golden.sequence.tolist()})
+    engine.runner._params[place] = engine.runner._params[place].at[bad].set(np.inf)
+
+    broken, fine = generate(engine, golden, [[bad, 7, 8], golden.encoder.tolist()])
+
+    assert "not finite" in broken.error
+    assert fine.tokens == golden.tokens.tolist()
