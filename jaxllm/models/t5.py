@@ -12,12 +12,7 @@ from jaxllm.weights.rules import Rule, Source, rule
 from jaxllm.weights.transforms import TOKEN_ROWS
 
 # (activation, gated) by feed_forward_proj; the original's "gelu" of gates is the approximation.
-_FEED_FORWARDS: dict[str, Any] = {
-    "relu": ("relu", False),
-    "gelu": ("gelu", False),
-    "gated-gelu": ("gelu_tanh", True),
-    "gated-silu": ("silu", True),
-}
+_FEED_FORWARDS = {"relu": ("relu", False), "gelu": ("gelu", False), "gated-gelu": ("gelu_tanh", True), "gated-silu": ("silu", True)}
 
 
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
