@@ -25,8 +25,9 @@ from tests.dense import run_dense
 from tests.golden.case import Case, load_golden
 from tests.golden.cases import CASES
 from tests.golden.test_relatives import RELATIVES
-from tests.runner.test_golden_engine import ENGINE_CASES
+from tests.runner import test_encoder_decoder, test_golden_engine
 
+PAGED = (*test_golden_engine.ENGINE_CASES, *test_encoder_decoder.ENGINE_CASES)
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 INTRODUCTION = """# Models
 
@@ -48,7 +49,7 @@ def main() -> None:
         cases = [case for case in CASES.values() if case.architecture == architecture]
         if cases:
             layers = dict.fromkeys(part for case in cases for part in describe(define_model(case.config, dtype="float32").spec))
-            tested = ["two devices", *(["pages"] if any(case.name in ENGINE_CASES for case in cases) else [])]
+            tested = ["two devices", *(["pages"] if any(case.name in PAGED for case in cases) else [])]
             rows.append(f"| {architecture} | {', '.join(layers)} | {max(map(error, cases)):.0e} | {', '.join(tested)} |")
         elif architecture in RELATIVES:
             name, config, _ = RELATIVES[architecture]()

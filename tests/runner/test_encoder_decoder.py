@@ -16,6 +16,7 @@ from tests.runner.harness import Engine, Generated, greedy
 pytestmark = pytest.mark.heavy
 
 MAX_DELTA = 2e-4
+ENGINE_CASES = ["t5", "t5_gated", "bart"]
 LENGTHS = (1, 9, 40, 64)
 
 
@@ -47,7 +48,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-@pytest.mark.parametrize("name", ["t5", "t5_gated", "bart"])
+@pytest.mark.parametrize("name", ENGINE_CASES)
 def test_a_mixed_batch_gives_what_transformers_gives(name: str, mixed) -> None:
     engine, results = mixed(name)
     golden, result = load_golden(name), results[-1]
