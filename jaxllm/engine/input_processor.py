@@ -161,7 +161,7 @@ class InputProcessor:
             return None, start
         text, ids, salt = self._read_prompt(prompt, add_special_tokens=False)
         if salt is not None:
-            raise InvalidRequestError("cache_salt belongs to encoder_prompt", param="cache_salt", value=salt)
+            raise InvalidRequestError("cache_salt belongs to encoder_prompt", param="cache_salt")
         ids = ids if ids[:1] == start[:1] else [start[0], *ids]
         longest = self._info.max_model_len - 1
         check_prompt(ids, longest, f"the decoder must have room for an output; send at most {longest}", self._info.vocab_size)
