@@ -81,7 +81,7 @@ def attend_segments(
         heads = PartitionSpec(None, heads_axis)
         specs = (heads, heads, heads, PartitionSpec(), PartitionSpec(heads_axis))
         attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
-    return attend(q, *kept, segments, bias), kept
+    return attend(q, kept[0], kept[1], segments, bias), kept
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, spec: AttendSpec, bias: jax.Array | None) -> jax.Array:
