@@ -10,6 +10,7 @@ that is not there, of what is measured first. `--tiny` is for trying the script 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import sys
@@ -31,6 +32,7 @@ from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.models.build import ModelDef, define_model
 from jaxllm.ops.attention import AttentionBackend, AttentionMetadata, choose_backend
+from jaxllm.ops.quantized_linear import choose_product
 from jaxllm.runner import hardware
 from jaxllm.runner.memory import Limits, plan_memory
 from jaxllm.runner.mesh import Placement, make_mesh
@@ -39,6 +41,8 @@ from jaxllm.runner.roofline import Roofline, Work
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.specs import AttendSpec, CacheLayer
 from pallas_kernels.devices import DEVICES, Device
+from pallas_kernels.quantized_matmul import reference
+from pallas_kernels.quantized_matmul.weight import QuantizedWeight
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -82,6 +86,16 @@ SHAPES = (
     Shape("gpt-oss-20b, window", 64, 8, 64, window=128, sinks=True),
     Shape("Gemma-2-9B, capped", 16, 8, 256, softcap=50.0),
     Shape("DeepSeek-V3, an eighth", 16, 1, 576, latent=512),
+)
+# Weights, inputs that share a scale (None: all of an output), and what rows are rounded to.
+PRODUCTS = (
+    ("int8", None, None),
+    ("int8", None, "int8"),
+    ("float8_e4m3fn", None, "float8_e4m3fn"),
+    ("float8_e4m3fn", 128, None),
+    ("float8_e4m3fn", 128, "float8_e4m3fn"),
+    ("int4", 128, None),
+    ("int4", 32, None),
 )
 TINY_SHAPES = (Shape("tiny", 4, 2, 64, window=20, softcap=5.0, sinks=True), Shape("tiny latent", 4, 1, 80, latent=64))
 
@@ -213,6 +227,41 @@ def check_attention(device: Device, backend: AttentionBackend, page_size: int, t
             f"{row['decode_share']:>6.1%} of bandwidth  prefill {row['prefill_us']:>8.0f} us, {row['prefill_share']:>6.1%} of FLOP/s",
             flush=True,
         )
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------------- products
+
+
+def quantized_weight(values: str, group: int | None, num_in: int, num_out: int) -> QuantizedWeight:
+    """Random numbers whose products are about as large as the rows; int4 has zeros."""
+    groups, keys = num_in // (group or num_in), jax.random.split(jax.random.key(0), 2)
+    top = {"int4": 7, "int8": 127, "float8_e4m3fn": 448}[values]
+    numbers = jax.random.randint(keys[0], (num_out, num_in), -top, top + 1, "int16").astype(values)
+    scales = jax.random.uniform(keys[1], (groups, num_out), jnp.float32, 0.5, 1.5) / top * num_in**-0.5
+    return QuantizedWeight(numbers, scales, jnp.ones_like(scales) if values == "int4" else None)
+
+
+def check_products(device: Device, platform: str, tiny: bool) -> list[dict[str, Any]]:
+    """Products with quantized weights, as models would run them."""
+    num_in, num_out = (256, 128) if tiny else (4096, 14336)
+    product, found = choose_product(platform, device.kind), []
+    for values, group, activations in PRODUCTS:
+        weight = jax.jit(quantized_weight, static_argnums=(0, 1, 2, 3))(values, group, num_in, num_out)
+        run = jax.jit(functools.partial(product, activations=activations))
+        name = f"{values}, {f'groups of {group}' if group else 'outputs'}, {activations or 'bfloat16'} rows"
+        row: dict[str, Any] = {"weight": name, "kernel": group is not None and product.kernel is not None}
+        for rows in (8, 64, 2048 if not tiny else 96):
+            x = jax.random.normal(jax.random.key(rows), (rows, num_in), jnp.bfloat16)
+            expected = reference.matmul(x, weight, activations=activations).astype(jnp.float32)
+            row["error"] = max(row.get("error", 0.0), float(jnp.max(jnp.abs(run(x, weight).astype(jnp.float32) - expected))))
+            seconds = _seconds_each(lambda _, run=run, x=x, weight=weight: run(x, weight), x)
+            size = num_in * num_out * (0.5 if values == "int4" else 1) + weight.scales.size * 4 + 2 * rows * (num_in + num_out)
+            least = max(size / device.hbm_bytes_per_s, 2 * rows * num_in * num_out / device.bf16_flops)
+            row |= {f"us_{rows}": seconds * 1e6, f"share_{rows}": least / seconds}
+        found.append(row)
+        shares = "  ".join(f"{key[6:]} rows {row[f'us_{key[6:]}']:>7.0f} us {share:>6.1%}" for key, share in row.items() if "share" in key)
+        print(f"  {'kernel' if row['kernel'] else 'xla':<6} {name:<46} error {row['error']:.4f}  {shares}", flush=True)
     return found
 
 
@@ -372,14 +421,17 @@ def main() -> None:
     print("attention:")
     for backend in [chosen] if chosen.name == "xla" else [chosen, choose_backend("cpu")]:
         result["attention"] += check_attention(device, backend, page_size, args.tiny)
+    print("quantized products (shares of the bandwidth or the bfloat16 FLOP/s, whichever bounds):")
+    result["products"] = check_products(device, first.platform, args.tiny)
     result["engine"] = check_engine(device, chosen, page_size, args.tiny)
     result["seconds"] = time.perf_counter() - started
     print(f"done in {result['seconds']:.0f} s")
     if args.output:
         args.output.write_text(json.dumps(result, indent=2) + "\n")
-    worst = max(row["error"] for row in result["attention"])
-    if worst > 0.05:
-        sys.exit(f"attention differs from the reference by {worst:.3f}")
+    for part in ("attention", "products"):
+        worst = max(row["error"] for row in result[part])
+        if worst > 0.05:
+            sys.exit(f"{part}: a difference of {worst:.3f} from the reference")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "DeepSeek-V3, an eighth (TP 8)": {"heads": 16, "kv_heads": 1, "head_dim": 576, "latent": 512},
     "DeepSeek-V3, all heads": {"heads": 128, "kv_heads": 1, "head_dim": 576, "latent": 512},
 }
+# Weights by dtype, inputs that share a scale (None: all of an output), zeros, and what the rows are rounded to.
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "int8, outputs": {"values": "int8", "group": None, "zeros": False, "activations": None},
+    "int8, outputs, int8 rows": {"values": "int8", "group": None, "zeros": False, "activations": "int8"},
+    "fp8, outputs": {"values": "float8_e4m3fn", "group": None, "zeros": False, "activations": None},
+    "fp8, outputs, fp8 rows": {"values": "float8_e4m3fn", "group": None, "zeros": False, "activations": "float8_e4m3fn"},
+    "fp8, blocks of 128": {"values": "float8_e4m3fn", "group": 128, "zeros": False, "activations": None},
+    "fp8, blocks of 128, fp8 rows": {"values": "float8_e4m3fn", "group": 128, "zeros": False, "activations": "float8_e4m3fn"},
+    "int4, groups of 128": {"values": "int4", "group": 128, "zeros": True, "activations": None},
+    "int4, groups of 32": {"values": "int4", "group": 32, "zeros": True, "activations": None},
+}
+KERNEL_DEVICES = ("v5e", "v6e", "tpu7x", "h100")  # with a kernel for groups
+ROWS = {"8 rows": 8, "64 rows": 64, "2,048 rows": 2048}
+PRODUCT_TARGETS = {name: {**TPUS, **GPUS, "b200": "b200:1"}[name] for name in ("v5e", "v6e", "tpu7x", "h100", "b200")}
 STEPS = {"64 decodes": {"tokens": 64, "rows": 64}, "512 tokens, mixed": {"tokens": 512, "rows": 64}}
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,6 +88,21 @@ says so once.
 | model | step | target | compiled in s | shared memory KiB | registers | spilled bytes | temporaries MiB | in place |
 |---|---|---|---|---|---|---|---|---|
 """
+PRODUCT_HEAD = """
+## Products with quantized weights
+
+A weight of 4,096 inputs and 14,336 outputs: 56 MiB in 8 bits, 28 in 4, 112 in bfloat16. *Outputs* have a scale each; *blocks* and *groups*
+one for so many inputs, int4 groups also zeros. Rows are bfloat16, or rounded as they are multiplied. *XLA* is plain XLA (`xla.py`): its
+temporaries in HBM, and the bytes that it counts on TPUs (what a fusion widens in vector memory is among them). With a scale for each output
+it widens the weight inside of the product, or multiplies in 8 bits, without a copy: XLA runs there (the temporaries on GPUs are sums of
+parts of the inputs, and products before they are scaled). With groups it writes the widened weight to HBM first, so kernels run where there
+are any: `tpu.py`, and `gpu.py` on Hopper, there up to 512 rows (its sums are float32 in HBM, and beside products of more rows XLA's copy is
+small). *Fast memory* is what they plan with, vector memory or the shared memory of a block. Triton would do for more GPUs than Mosaic GPU,
+but Pallas gives it up.
+
+| weight | step | target | XLA: temporaries MiB | accessed MiB | kernel: temporaries MiB | fast memory MiB | compiled in s |
+|---|---|---|---|---|---|---|---|
+"""
 STEP_HEAD = """
 ## Whole steps
 
@@ -99,6 +128,19 @@ def kernel_row(model: str, step: str, target: str) -> str:
     return f"{found['seconds']:.1f} | {memory} | {found['temp_bytes'] / MIB:.2f} | {_in_place(found)}"
 
 
+def product_row(weight: str, rows: str, target: str) -> str:
+    """The cells of one product: plain XLA, and the kernel where it runs instead."""
+    request = {"target": target, "num_in": 4096, "num_out": 14336, "rows": ROWS[rows], **WEIGHTS[weight]}
+    found = compile_isolated("pallas_kernels.quantized_matmul.aot", request | {"kernel": False}, timeout_s=180)
+    accessed = f"{found['accessed_bytes'] / MIB:.0f}" if found["accessed_bytes"] else ""
+    plain = f"{found['temp_bytes'] / MIB:.2f} | {accessed}"
+    if WEIGHTS[weight]["group"] is None or parse_target(target).device.name not in KERNEL_DEVICES:
+        return f"{plain} | | | {found['seconds']:.1f}"
+    found = compile_isolated("pallas_kernels.quantized_matmul.aot", request | {"kernel": True}, timeout_s=180)
+    memory = found.get("vmem_bytes") or found["smem_bytes"]
+    return f"{plain} | {found['temp_bytes'] / MIB:.2f} | {memory / MIB:.1f} | {found['seconds']:.1f}"
+
+
 def step_row(model: str, step: str, target: str) -> str:
     """The cells of one whole step."""
     size = 128 if parse_target(target).device.platform == "tpu" else 64
@@ -115,27 +157,29 @@ def _in_place(found: dict[str, Any]) -> str:
 
 
 TABLES = (
-    (TPU_HEAD, kernel_row, tuple(SHAPES), TPUS),
-    (GPU_HEAD, kernel_row, tuple(SHAPES), GPUS),
-    (STEP_HEAD, step_row, ("Llama-3.1-8B",), SLICES),
+    (TPU_HEAD, kernel_row, tuple(SHAPES), tuple(STEPS), TPUS),
+    (GPU_HEAD, kernel_row, tuple(SHAPES), tuple(STEPS), GPUS),
+    (PRODUCT_HEAD, product_row, tuple(WEIGHTS), tuple(ROWS), PRODUCT_TARGETS),
+    (STEP_HEAD, step_row, ("Llama-3.1-8B",), tuple(STEPS), SLICES),
 )
 
 
 def main() -> None:
-    targets = {**TPUS, **GPUS, **SLICES}
+    targets = {**TPUS, **GPUS, **PRODUCT_TARGETS, **SLICES}
+    models, steps = [*SHAPES, *WEIGHTS], [*STEPS, *ROWS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", choices=targets, default=list(targets))
-    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--models", nargs="+", choices=models, default=models)
+    parser.add_argument("--steps", nargs="+", choices=steps, default=steps)
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "kernels.md")
     args = parser.parse_args()
     before = args.output.read_text().splitlines() if args.output.exists() else []
     names = ("jax", "libtpu", "jax-cuda13-plugin")
     text = HEAD.format(versions=", ".join(f"{name} {_version(name)}" for name in names))
-    for head, cells, models, where in TABLES:
+    for head, cells, models, steps, where in TABLES:
         text += head
         for model in models:
-            for step in STEPS:
+            for step in steps:
                 for target in where:
                     start = f"| {model} | {step} | {target} |"
                     if model in args.models and step in args.steps and target in args.targets:

@@ -2,8 +2,8 @@
 
 The request: target, num_in, num_out, rows, values (dtype of the weight), group (None: a scale for each output), zeros (bool), activations
 (None: bfloat16), kernel (bool: ours, or plain XLA).
-The answer: seconds, temp_bytes, argument_bytes; accessed_bytes as the compiler counts them (plain XLA on TPUs only); and vmem_bytes and
-blocks of the kernel.
+The answer: seconds, temp_bytes, argument_bytes; accessed_bytes as the compiler counts them (plain XLA on TPUs only); and of the kernel
+vmem_bytes and blocks on TPUs, smem_bytes on GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_kernels.aot import compile_for, serve, target_mesh
+from pallas_kernels.aot import compile_for, serve, target_mesh, temp_bytes
 from pallas_kernels.devices import parse_target
 from pallas_kernels.quantized_matmul import tpu, xla
 from pallas_kernels.quantized_matmul.tuning import choose_blocks
@@ -38,19 +38,23 @@ def compile_product(request: dict[str, Any]) -> dict[str, Any]:
     x = array((request["rows"], num_in), jnp.bfloat16)
     planned: dict[str, Any] = {}
     call = functools.partial(xla.matmul, activations=activations)
-    if request["kernel"]:
+    if request["kernel"] and device.platform == "gpu":
+        from pallas_kernels.quantized_matmul import gpu
+
+        planned = {"smem_bytes": gpu.shared_bytes(x.shape[0], weight)}
+        call = functools.partial(gpu.matmul, activations=activations)
+    elif request["kernel"]:
         shape = tpu.shape_of(x, weight, activations)
         blocks = choose_blocks(shape, device)
         planned = {"vmem_bytes": blocks.vmem(shape), "blocks": asdict(blocks)}
         call = functools.partial(tpu.matmul, activations=activations, blocks=blocks)
     started = time.perf_counter()
     compiled = compile_for(jax.jit(call), one, x, weight)
-    memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return {
         "seconds": round(time.perf_counter() - started, 2),
-        "temp_bytes": memory.temp_size_in_bytes,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "accessed_bytes": costs.get("bytes accessed"),
+        "temp_bytes": temp_bytes(compiled),
+        "argument_bytes": compiled.memory_analysis().argument_size_in_bytes,
+        "accessed_bytes": (compiled.cost_analysis() or {}).get("bytes accessed"),
         **planned,
     }
 

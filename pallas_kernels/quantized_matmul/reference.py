@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.quantized_matmul.weight import QuantizedWeight, quantize_rows
+from pallas_kernels.quantized_matmul.weight import QuantizedWeight, round_rows
 
 
 def matmul(x: jax.Array, weight: QuantizedWeight, *, activations: str | None = None) -> jax.Array:
@@ -16,6 +16,5 @@ def matmul(x: jax.Array, weight: QuantizedWeight, *, activations: str | None = N
     """
     wide = x.astype(jnp.float32)
     if activations is not None:
-        values, scales = quantize_rows(x.reshape(x.shape[0], -1, weight.group), activations)
-        wide = (values.astype(jnp.float32) * scales).reshape(x.shape)
+        wide = round_rows(wide, activations, weight.group)
     return jnp.dot(wide, weight.dequantized().T, precision="highest").astype(x.dtype)

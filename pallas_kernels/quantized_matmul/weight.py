@@ -52,3 +52,9 @@ def quantize_rows(x: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
     scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=-1, keepdims=True), 1e-30) / _LARGEST[dtype]
     wide = wide / scale
     return (jnp.round(wide) if dtype == "int8" else wide).astype(dtype), scale
+
+
+def round_rows(x: jax.Array, dtype: str, group: int) -> jax.Array:
+    """x [T, I] rounded by `quantize_rows`, group by group of the inputs, and back."""
+    values, scales = quantize_rows(x.reshape(x.shape[0], -1, group), dtype)
+    return (values.astype(jnp.float32) * scales).reshape(x.shape).astype(x.dtype)

@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.quantized_matmul.weight import QuantizedWeight, quantize_rows
+from pallas_kernels.quantized_matmul.weight import QuantizedWeight, quantize_rows, round_rows
 
 
 def matmul(x: jax.Array, weight: QuantizedWeight, *, activations: str | None = None) -> jax.Array:
     """As `reference.matmul`, of numbers rounded to x's dtype."""
     if weight.group < weight.values.shape[1] or weight.zeros is not None:
         if activations is not None:
-            rounded, row_scales = quantize_rows(x.reshape(x.shape[0], -1, weight.group), activations)
-            x = (rounded.astype(jnp.float32) * row_scales).reshape(x.shape).astype(x.dtype)
+            x = round_rows(x, activations, weight.group)
         return _product(x, weight.dequantized(x.dtype), x.dtype)
     if activations is None:
         return (_product(x, weight.values.astype(x.dtype), jnp.float32) * weight.scales).astype(x.dtype)

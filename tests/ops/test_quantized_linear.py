@@ -2,6 +2,7 @@
 
 import logging
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,6 +40,21 @@ def test_what_the_kernel_refuses_goes_through_xla_and_is_said_once(caplog):
     assert [r.message for r in caplog.records] == ["a quantized product runs through XLA: such a shape is not supported"]
 
 
-@pytest.mark.parametrize(("platform", "has_kernel"), [("tpu", True), ("cpu", False)])
-def test_the_product_follows_the_platform(platform, has_kernel):
-    assert (choose_product(platform, "TPU v6 lite").kernel is not None) == has_kernel
+def test_many_rows_go_through_xla_where_the_kernel_is_for_few():
+    product = QuantizedProduct(lambda x, weight, activations: x[:, :8], max_rows=1)
+    np.testing.assert_array_equal(product(X, GROUPS), reference.matmul(X, GROUPS))
+    np.testing.assert_array_equal(product(X[:1], GROUPS), X[:1, :8])
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "has_kernel"),
+    [
+        ("tpu", "TPU v6 lite", True),
+        pytest.param("gpu", "NVIDIA H200", True, marks=pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="an older Mosaic GPU")),
+        ("gpu", "NVIDIA B200", False),
+        ("gpu", "NVIDIA A100-SXM4-80GB", False),
+        ("cpu", "", False),
+    ],
+)
+def test_the_product_follows_the_device(platform, kind, has_kernel):
+    assert (choose_product(platform, kind).kernel is not None) == has_kernel
