@@ -49,10 +49,10 @@ async def check(engine: AsyncLLM, kind: str, name: str, example: Example, prompt
         opened = form.starts[0]
     app = create_app(serving_state(engine, trust_request_chat_template=True, **options))
     asked: dict[str, Any] = {
-        "model": "scripted",
+        "model": engine.model_name,
         "messages": HELLO,
         "temperature": 0,
-        "extra_body": {"chat_template": "a" * (prompt_len - len(opened)) + opened},
+        "extra_body": {"chat_template": "{{ '' }}" + "a" * (prompt_len - len(opened)) + opened},
     }
     if kind == "tool":
         asked["tools"] = example.tools or ALL
