@@ -22,7 +22,7 @@ from jaxllm.engine.input_processor import ProcessedRequest, Prompt
 from jaxllm.engine.interrupts import interrupts_between_steps
 from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.output_processor import PoolingState, RequestState
-from jaxllm.errors import ConfigError, EngineDeadError, InvalidRequestError, NotSupportedError, RequestFailedError
+from jaxllm.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
 from jaxllm.launch import start_engine
 from jaxllm.llm_pooling import PoolingMethods, Progress, progress_bar, prompt_list, refuse, same_length
 from jaxllm.outputs import BeamSearchOutput, Logprob, Metric, PoolingRequestOutput, RequestOutput
@@ -156,8 +156,6 @@ class LLM(PoolingMethods):
             InvalidRequestError: a prompt that cannot be served, or a beam so wide that 2 * beam_width exceeds max_logprobs.
         """
         refuse(lora_request=lora_request)
-        if self.info.encoder is not None:
-            raise NotSupportedError("beam_search is not supported yet for models with an encoder; use generate", param="prompts")
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InvalidRequestError(f"concurrency_limit must be at least 1, got {concurrency_limit}", param="concurrency_limit")
         single = SamplingParams(
@@ -174,6 +172,7 @@ class LLM(PoolingMethods):
                     max_model_len=self.info.max_model_len,
                 )
             )
+            searches[-1].encoder_token_ids = request.encoder_prompt_token_ids
         group = concurrency_limit or max(1, len(searches))
         with progress_bar(use_tqdm, len(searches), "Searched prompts") as bar:
             for start in range(0, len(searches), group):
@@ -184,7 +183,7 @@ class LLM(PoolingMethods):
         """Run searches together to their end, all live beams of all of them in one batch a token."""
         live = searches
         while live:
-            prompts: list[Prompt] = [beam.tokens for search in live for beam in search.live]
+            prompts: list[Prompt] = [search.prompt_of(beam) for search in live for beam in search.live]
             outputs = iter(self._generate(prompts, single, False, None, add_special_tokens=False))
             for search in live:
                 search.expand([self._candidates(next(outputs)) for _ in search.live])

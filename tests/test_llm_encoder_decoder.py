@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from jaxllm import LLM, BeamSearchParams, SamplingParams
-from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.errors import InvalidRequestError
 from jaxllm.launch import _encoder_info
 from jaxllm.model_files import ModelFiles
 from jaxllm.models.build import define_model
@@ -110,9 +110,14 @@ def test_a_decoder_starts_as_the_generation_config_says_or_else_the_config(gener
     assert (info.max_len, info.decoder_start) == (100, expected)
 
 
-def test_beam_search_is_refused(llm: LLM) -> None:
-    with pytest.raises(NotSupportedError, match="beam_search"):
-        llm.beam_search(TEXT, BeamSearchParams(beam_width=2, max_tokens=4))
+def test_beams_go_on_behind_their_input(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
+    greedy = llm.generate(TEXT, params, use_tqdm=False)[0].outputs[0]
+    (single,) = llm.beam_search(TEXT, BeamSearchParams(beam_width=1, max_tokens=4, ignore_eos=True))
+    (found,) = llm.beam_search(TEXT, BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True))
+    assert single.sequences[0].tokens == [0, *greedy.token_ids]
+    assert found.sequences[0].cum_logprob >= greedy.cumulative_logprob - 1e-4
+    assert len({tuple(beam.tokens) for beam in found.sequences}) == 3
 
 
 def test_completions_are_served(llm: LLM, folder: Path) -> None:

@@ -15,12 +15,21 @@ class BeamSearch:
     enough candidates are left where up to `beam_width` of them end a sequence.
     """
 
+    # What an encoder reads, where there is one.
+    encoder_token_ids: Sequence[int] | None = None
+
     def __init__(self, prompt_token_ids: Sequence[int], params: BeamSearchParams, *, eos_token_ids: Collection[int], max_model_len: int):
         self._params = params
         self._eos = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self._max_len = min(max_model_len, len(prompt_token_ids) + params.max_tokens)
         self._done: list[BeamSearchSequence] = []
         self.live = [BeamSearchSequence(tokens=list(prompt_token_ids), cum_logprob=0.0)]
+
+    def prompt_of(self, beam: BeamSearchSequence) -> Sequence[int] | Mapping[str, Sequence[int]]:
+        """What the engine is to go on from, for the next tokens of a live beam."""
+        if self.encoder_token_ids is None:
+            return beam.tokens
+        return {"encoder_prompt": self.encoder_token_ids, "decoder_prompt": beam.tokens}
 
     def expand(self, candidates: Sequence[Mapping[int, Logprob]]) -> None:
         """Go one token further. `candidates[i]` are the best next tokens of `live[i]`."""

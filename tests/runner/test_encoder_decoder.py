@@ -21,7 +21,7 @@ LENGTHS = (1, 9, 40, 64)
 
 
 def start(name: str, folder: Path, **options) -> tuple[Engine, Golden]:
-    return Engine(CASES[name].write(folder), **{"max_num_batched_tokens": 160, "max_num_seqs": 4, **options}), load_golden(name)
+    return Engine(CASES[name].write(folder), **{"max_num_batched_tokens": 288, **options}), load_golden(name)
 
 
 def inputs(golden: Golden) -> list[list[int]]:
