@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -142,7 +142,7 @@ class AsyncLLM:
 
     # ---------------------------------------------------------------------------------------------- generating
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams,
@@ -170,19 +170,10 @@ class AsyncLLM:
             RequestFailedError: the engine failed this request.
             EngineDeadError: the engine ended.
         """
-        await self.start()
-        request_id = uuid.uuid4().hex if request_id is None else request_id
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
-        request = await _checked(self._started().input.process, request_id, prompt, sampling_params, **options)
-        with self._streaming(request) as stream:
-            while True:
-                output = await stream.next()
-                if output is not None:
-                    yield output
-                    if output.finished:
-                        return
+        return self._outputs(lambda front: front.input.process, prompt, sampling_params, request_id, **options)
 
-    async def encode(
+    def encode(
         self,
         prompt: PoolingPrompt,
         pooling_params: PoolingParams,
@@ -200,19 +191,16 @@ class AsyncLLM:
             InvalidRequestError: the request cannot be served, or the model generates.
             QueueFullError, RequestFailedError, DeadlineExceededError, EngineDeadError: as `generate`; there is no output then.
         """
-        await self.start()
-        request_id = uuid.uuid4().hex if request_id is None else request_id
         options: dict[str, Any] = {"priority": priority, "deadline": deadline, "add_special_tokens": add_special_tokens}
-        request = await _checked(self._started().pooling.process, request_id, prompt, pooling_params, **options)
-        with self._streaming(request) as stream:
-            while (output := await stream.next()) is None:
-                pass
-            yield output
+        return self._outputs(lambda front: front.pooling.process, prompt, pooling_params, request_id, **options)
 
-    @contextlib.contextmanager
-    def _streaming(self, request: ProcessedRequest) -> Iterator[_Stream]:
-        """Send a checked request to the engine and read its outputs; one that has not ended is dropped at the end."""
-        front, request_id = self._started(), request.request_id
+    async def _outputs(
+        self, process_of: Callable[[Front], Callable[..., ProcessedRequest]], prompt: Any, params: Any, request_id: str | None, **more: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Check a request, send it to the engine and give its outputs; one that has not ended is dropped at the end."""
+        await self.start()
+        front, request_id = self._started(), uuid.uuid4().hex if request_id is None else request_id
+        request = await _checked(process_of(front), request_id, prompt, params, **more)
         if self._dead is not None:
             raise self._dead
         if front.output.knows(request):
@@ -220,7 +208,12 @@ class AsyncLLM:
         stream = self._streams[request_id] = _Stream(front.open(request))
         try:
             self._client.add_requests(request.children)
-            yield stream
+            while True:
+                output = await stream.next()
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
         finally:
             del self._streams[request_id]
             self._drop(request_id)

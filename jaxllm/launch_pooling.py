@@ -34,13 +34,13 @@ def start_pooling(
 
     from jaxllm.runner.memory import check_fits
     from jaxllm.runner.pooling import PoolingRunner
-    from jaxllm.weights.sentence_transformers import JoinedCheckpoint
+    from jaxllm.weights.sentence_transformers import with_dense_layers
 
     platform = placement.mesh.devices.flat[0].platform
     with phases("plan"):
         checkpoint = open_weights(config, files)
         if modules is not None and checkpoint is not None:
-            checkpoint = JoinedCheckpoint(checkpoint, files.path, [folder for _, folder in modules.dense])
+            checkpoint = with_dense_layers(checkpoint, files.path, [folder for _, folder in modules.dense])
         dtype = compute_dtype(config, files, checkpoint, platform)
         model_def = _define(files, dtype, config, tokenizer, modules, config.model.max_model_len)
         max_model_len, limits = _limits(config, model_def, platform)

@@ -119,12 +119,6 @@ class LLM(PoolingMethods):
             InvalidRequestError: the template refuses the messages, or a parameter cannot be served.
         """
         refuse(lora_request=lora_request, **not_offered)
-        if continue_final_message and add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message goes on with the last message, so it cannot be set with add_generation_prompt; "
-                "set add_generation_prompt=False",
-                param="continue_final_message",
-            )
         prompts = [
             self._front.tokenizer.apply_chat_template(
                 conversation,

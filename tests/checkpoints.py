@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+
+from jaxllm.weights.checkpoint import Checkpoint, Tensor
 
 # --------------------------------------------------------------------------- configs
 
@@ -193,27 +196,18 @@ def write_model(
     return directory
 
 
-class MemoryCheckpoint:
+class MemoryCheckpoint(Checkpoint):
     """A checkpoint of arrays, remembering which were read."""
 
-    location = "memory"
-
-    def __init__(self, tensors: Mapping[str, np.ndarray]):
-        self.tensors = dict(tensors)
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
         self.reads: list[str] = []
+        super().__init__(
+            "memory", {name: Tensor(array.shape, array.dtype, partial(self._read, name, array)) for name, array in arrays.items()}
+        )
 
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        return self.tensors[name].dtype
-
-    def read(self, name: str) -> np.ndarray:
+    def _read(self, name: str, array: np.ndarray) -> np.ndarray:
         self.reads.append(name)
-        return self.tensors[name]
+        return array
 
 
 CHAT_TEMPLATE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -80,8 +80,11 @@ class HttpBackend:
                 if response.status_code != httpx.codes.OK:
                     response.read()
                     _raise_for_error(response)
-                for event in read_events(response.iter_lines()):
+                for line in response.iter_lines():
+                    if (event := read_event(line)) is None:
+                        return
                     yield from event.get("choices", ())
+                raise ServerError("the stream ended before the answer was complete")
         except httpx.ConnectError as error:
             raise self._unreachable(error) from None
         except httpx.HTTPError as error:
@@ -91,23 +94,15 @@ class HttpBackend:
         return ServerError(f"no server answers at {self.url} ({error}); start one with `jaxllm serve`, {self._hint}")
 
 
-def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON events of an SSE stream, up to `[DONE]`.
-
-    Raises:
-        ServerError: an error event, or a stream that ends without `[DONE]`.
-    """
-    for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        event = json.loads(data)
-        if "error" in event:
-            raise ServerError(_message(event))
-        yield event
-    raise ServerError("the stream ended before the answer was complete")
+def read_event(line: str) -> dict[str, Any] | None:
+    """The event of one line of an SSE stream: {} where the line has none, None at the end. Raises ServerError for an error event."""
+    data = line.removeprefix("data:").strip()
+    if data == line.strip():
+        return {}
+    event: dict[str, Any] | None = None if data == "[DONE]" else json.loads(data)
+    if event is not None and "error" in event:
+        raise ServerError(_message(event))
+    return event
 
 
 def _raise_for_error(response: httpx.Response) -> None:

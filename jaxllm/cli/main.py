@@ -59,21 +59,15 @@ def run_command(name: str, command: Callable[[Sequence[str]], int], argv: Sequen
     """Call a subcommand and turn the errors that we raise on purpose into one line."""
     try:
         return command(argv)
-    except ConfigError as error:
-        return _fail(name, str(error), USAGE_ERROR)
     except JaxllmError as error:
-        return _fail(name, str(error), 1)
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe went away (`jaxllm ... | head`): nothing to tell anyone.
         sys.stderr.close()
         return 1
-
-
-def _fail(name: str, message: str, status: int) -> int:
-    print(f"{name}: error: {message}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

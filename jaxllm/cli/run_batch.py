@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxllm.cli.parser import Arguments, CommandParser
-from jaxllm.config import CONFIG_GROUPS, EngineConfig
+from jaxllm.cli.parser import CommandParser, at_least
+from jaxllm.cli.serve import SERVER_GROUPS, configs
+from jaxllm.config import CONFIG_GROUPS
 from jaxllm.errors import ConfigError
-from jaxllm.server.config import ServerConfig
 
 # Of a server's options those that concern what is answered; the others speak of listening.
 _LISTENING = ("host", "port", "uds", "root_path", "api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "shutdown_timeout")
-GROUPS: dict[str, type] = {"server": ServerConfig, **CONFIG_GROUPS}
 
 
 def build_parser() -> CommandParser:
@@ -22,22 +21,14 @@ def build_parser() -> CommandParser:
         "run-batch",
         "Answer a file of requests in OpenAI's batch format: one JSON object {custom_id, method, url, body} a line.\n"
         "The answers go to the output file as they come. A run that was stopped goes on where the output file ends.",
-        groups=GROUPS,
+        groups={**SERVER_GROUPS, **CONFIG_GROUPS},
         positional_model=True,
     )
     parser.own.add_argument("-i", "--input-file", metavar="FILE", help="Requests, one a line")
     parser.own.add_argument("-o", "--output-file", metavar="FILE", help="Answers, one a line; continued where it exists")
-    parser.own.add_argument("--max-inflight", type=int, metavar="N", help="Most requests at once [twice --max-num-seqs]")
+    parser.own.add_argument("--max-inflight", type=at_least(1), metavar="N", help="Most requests at once [twice --max-num-seqs]")
     parser.own.add_argument("--no-progress", action="store_true", help="Show no progress bar")
     return parser
-
-
-def configs(args: Arguments) -> tuple[EngineConfig, ServerConfig]:
-    """Raises ConfigError for options that belong to listening."""
-    for name in _LISTENING:
-        if name in args.options:
-            raise ConfigError(f"--{name.replace('_', '-')} belongs to a server; run-batch opens no port")
-    return EngineConfig.from_options(**args.only(CONFIG_GROUPS)), ServerConfig(**args.only({"server": ServerConfig}))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,8 +39,9 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"{flag} FILE is missing; see `jaxllm run-batch --help`")
     if not os.path.isfile(own.input_file):
         raise ConfigError(f"-i {own.input_file!r} is not a file")
-    if own.max_inflight is not None and own.max_inflight < 1:
-        raise ConfigError(f"--max-inflight must be at least 1, got {own.max_inflight}")
+    for name in _LISTENING:
+        if name in args.options:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to a server; run-batch opens no port")
     engine_config, server_config = configs(args)
 
     import uvloop

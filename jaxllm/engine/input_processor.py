@@ -169,27 +169,8 @@ class InputProcessor:
 
     def _read_prompt(self, prompt: Prompt, add_special_tokens: bool) -> tuple[str | None, list[int], str | None]:
         """The prompt's text (None where ids were given), its token ids, and the cache salt that came with it."""
-        if isinstance(prompt, str):
-            return prompt, self._encode(prompt, add_special_tokens), None
-        if not isinstance(prompt, Mapping):
-            return None, checked_ids(prompt), None
-        for key in prompt:
-            if key in _NOT_OFFERED and prompt[key] is not None:
-                raise NotSupportedError(f"prompts with {key!r} are not supported yet; send text or token ids", param=key)
-        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt", *_NOT_OFFERED}
-        if unknown:
-            raise InvalidRequestError(
-                f"unknown key {sorted(map(str, unknown))[0]!r} in the prompt; it may hold prompt, prompt_token_ids and cache_salt",
-                param="prompt",
-            )
-        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-        if text is not None and not isinstance(text, str):
-            raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}", param="prompt")
-        if ids is not None:
-            return text, checked_ids(ids), salt
-        if text is None:
-            raise InvalidRequestError("the prompt must hold either prompt or prompt_token_ids", param="prompt")
-        return text, self._encode(text, add_special_tokens), salt
+        text, ids, salt = read_prompt(prompt)
+        return text, self._encode(text or "", add_special_tokens) if ids is None else ids, salt
 
     def _encode(self, text: str, add_special_tokens: bool, param: str = "prompt") -> list[int]:
         check_unicode(param, text)
@@ -367,7 +348,30 @@ def check_in_vocabulary(param: str, ids: Collection[int], vocab_size: int) -> No
             )
 
 
-def checked_ids(ids: Any) -> list[int]:
+def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None, str | None]:
+    """Text and token ids of a prompt, one of them None where only the other was given, and the cache salt that came with it."""
+    if isinstance(prompt, str):
+        return prompt, None, None
+    if not isinstance(prompt, Mapping):
+        return None, _checked_ids(prompt), None
+    for key in prompt:
+        if key in _NOT_OFFERED and prompt[key] is not None:
+            raise NotSupportedError(f"prompts with {key!r} are not supported yet; send text or token ids", param=key)
+    unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt", *_NOT_OFFERED}
+    if unknown:
+        raise InvalidRequestError(
+            f"unknown key {sorted(map(str, unknown))[0]!r} in the prompt; it may hold prompt, prompt_token_ids and cache_salt",
+            param="prompt",
+        )
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}", param="prompt")
+    if text is None and ids is None:
+        raise InvalidRequestError("the prompt must hold either prompt or prompt_token_ids", param="prompt")
+    return text, None if ids is None else _checked_ids(ids), prompt.get("cache_salt")
+
+
+def _checked_ids(ids: Any) -> list[int]:
     """A prompt's token ids, which must be integers of at least 0."""
     if isinstance(ids, bytes | str) or not isinstance(ids, Sequence):
         raise InvalidRequestError(

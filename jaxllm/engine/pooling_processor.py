@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxllm.core_types import EngineInfo, EngineRequest, PoolingInfo
-from jaxllm.engine.input_processor import ProcessedRequest, Prompt, check_envelope, check_prompt, check_unicode, checked_ids
-from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.engine.input_processor import ProcessedRequest, Prompt, check_envelope, check_prompt, check_unicode, read_prompt
+from jaxllm.errors import InvalidRequestError
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 
@@ -120,15 +120,8 @@ class PoolingProcessor:
         """Text (None where ids were given), token ids, and where the second text of a pair begins."""
         if isinstance(prompt, Pair):
             return None, *self._encode(prompt.first, prompt.second, params, special)
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-            if unknown:
-                name = sorted(map(str, unknown))[0]
-                raise NotSupportedError(f"prompts of pooling models hold prompt or prompt_token_ids, not {name!r}", param="prompt")
-            prompt = prompt["prompt"] if prompt.get("prompt_token_ids") is None else prompt["prompt_token_ids"]
-        if isinstance(prompt, str):
-            return prompt, *self._encode(prompt, None, params, special)
-        return None, self._cut(checked_ids(prompt), params), None
+        text, ids, _ = read_prompt(prompt)
+        return (text, *self._encode(text or "", None, params, special)) if ids is None else (text, self._cut(ids, params), None)
 
     def _encode(self, text: str, second: str | None, params: PoolingParams, special: bool) -> tuple[list[int], int | None]:
         for part in (text, second or ""):

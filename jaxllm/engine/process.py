@@ -40,7 +40,7 @@ class Inbox:
     def __init__(self) -> None:
         self._items: deque[EngineOutputs] = deque()
         self._lock = threading.Lock()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self.dead: EngineDeadError | None = None
 
     def put(self, outputs: EngineOutputs) -> None:
@@ -57,10 +57,10 @@ class Inbox:
 
     def _wake(self) -> None:
         if self._waiter is not None:
-            loop, future = self._waiter
+            loop, event = self._waiter
             self._waiter = None
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_resolve, future)
+                loop.call_soon_threadsafe(event.set)
 
     async def get(self) -> EngineOutputs:
         while True:
@@ -69,15 +69,9 @@ class Inbox:
                     return self._items.popleft()
                 if self.dead is not None:
                     raise self.dead
-                loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiter = (loop, future)
-            await future
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+                event = asyncio.Event()
+                self._waiter = (asyncio.get_running_loop(), event)
+            await event.wait()
 
 
 class EngineProcess:

@@ -7,6 +7,7 @@ import logging
 import time
 from bisect import insort
 from collections.abc import Iterable
+from operator import attrgetter
 
 import numpy as np
 
@@ -27,13 +28,13 @@ from jaxllm.core_types import (
 from jaxllm.engine.kv_cache_manager import KVCacheManager
 from jaxllm.engine.request import Request, Status
 from jaxllm.engine.structured_output import GrammarMasks
-from jaxllm.engine.waiting_queue import WaitingQueue
 from jaxllm.errors import ConfigError, InvalidRequestError, QueueFullError
 
 logger = logging.getLogger(__name__)
 
 # Share of each pool that an admission leaves free while others run: their next pages, so that admission does not cause preemption.
 _ADMISSION_RESERVE = 0.01
+_by_key = attrgetter("key")
 
 
 class Scheduler:
@@ -88,7 +89,7 @@ class Scheduler:
             )
 
         self._requests: dict[str, Request] = {}
-        self._waiting = WaitingQueue()
+        self._waiting: list[Request] = []  # best key first
         self._running: list[Request] = []
         self._suspects: list[Request] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
@@ -174,7 +175,7 @@ class Scheduler:
             thinking=thinking,
         )
         self._requests[entry.request_id] = entry
-        self._waiting.push(entry)
+        insort(self._waiting, entry, key=_by_key)
         if entry.deadline is not None:
             heapq.heappush(self._deadlines, (entry.deadline, entry.request_id))
             if len(self._deadlines) > 2 * len(self._requests) + 64:
@@ -333,34 +334,29 @@ class Scheduler:
 
     def _plan_waiting(self, plan: dict[Request, int]) -> None:
         budget = self.max_num_batched_tokens - sum(plan.values())
-        passed_over: list[Request] = []
-        compiling: list[Request] = []
         # Encoder inputs are computed beside the step's tokens, each in one piece.
         encoder_budget = self.max_num_batched_tokens
-        while budget > 0 and len(passed_over) < len(self._free_slots) and self._waiting:
-            request = self._waiting.pop()
+        passed_over = 0
+        for request in tuple(self._waiting):
+            if budget <= 0 or passed_over >= len(self._free_slots):
+                break
             if request.grammar is not None and not request.grammar.is_ready:
-                compiling.append(request)
                 continue
             if request.grammar is not None and (error := request.grammar.failure) is not None:
-                self._waiting.push(request)
                 self._outputs.append(self._finish(request, FinishReason.ERROR, error=error, kind=ErrorKind.INVALID))
                 continue
             if len(request.encoder_token_ids) > encoder_budget:
-                passed_over.append(request)
                 break
             # A preempted request's token may still be in flight; or a running request is computing the very prefix that this one needs.
             if request.num_steps_in_flight or (num_new := self._admit(request, budget)) is None:
-                passed_over.append(request)
+                passed_over += 1
                 continue
             if num_new == 0:
-                passed_over.append(request)
                 break
+            self._waiting.remove(request)
             plan[request] = num_new
             budget -= num_new
             encoder_budget -= len(request.encoder_token_ids)
-        for request in passed_over + compiling:
-            self._waiting.push(request)
 
     def _admit(self, request: Request, budget: int) -> int | None:
         """Give a slot and pages. Returns the tokens of its first step, 0 where pages lack, None where others may go before it: its prefix
@@ -377,7 +373,7 @@ class Scheduler:
         request.slot = self._free_slots.pop()
         request.is_new_row = True
         request.sent_bans = []
-        insort(self._running, request, key=lambda other: other.key)
+        insort(self._running, request, key=_by_key)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = hit.num_tokens
             request.first_scheduled_time = time.time()
@@ -392,7 +388,7 @@ class Scheduler:
         request.status = Status.WAITING
         request.num_preemptions += 1
         self._counts.num_preemptions += 1
-        self._waiting.push(request)
+        insort(self._waiting, request, key=_by_key)
 
     def _build(self, plan: dict[Request, int]) -> SchedulerOutput:
         """Turn the plan into rows, single tokens first, and move the requests on."""
@@ -552,7 +548,7 @@ class Scheduler:
             request.num_preemptions += 1
             if request not in self._suspects:
                 self._suspects.append(request)
-        self._suspects.sort(key=lambda request: request.key)
+        self._suspects.sort(key=_by_key)
 
     def _plan_suspect(self, plan: dict[Request, int], request: Request) -> None:
         """The first suspect alone; the others keep their pages as long as it can do without."""

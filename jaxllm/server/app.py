@@ -16,7 +16,7 @@ from jaxllm.server.errors import NotFoundError, install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
 from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from jaxllm.server.openapi import install_openapi
-from jaxllm.server.routes import chat, chat_batch, completions, generate, messages, operation, pooling, responses, tokenize
+from jaxllm.server.routes import chat, completions, generate, messages, operation, pooling, responses, tokenize
 from jaxllm.server.state import ServerState, State
 
 
@@ -35,7 +35,7 @@ def create_app(state: ServerState) -> FastAPI:
     # Some proxies strip the prefix, others do not: routes are found with and without it.
     app.root_path = config.root_path
     app.state.server = state
-    for routes in (completions, chat, chat_batch, responses, messages, generate):
+    for routes in (completions, chat, responses, messages, generate):
         app.include_router(routes.router, dependencies=[Depends(_check_generates)])
     for router in (pooling.router, tokenize.models_router, tokenize.router, operation.router):
         app.include_router(router)

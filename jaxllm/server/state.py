@@ -1,19 +1,22 @@
-"""What the routes share: the engine once it serves, its names, and the requests that are open."""
+"""What the routes share: the engine once it serves, its names, and the requests that are open, each in a scope of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import hashlib
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends
 from starlette.requests import Request
+from starlette.types import Receive
 
 from jaxllm import __version__
 from jaxllm.server.config import ServerConfig
-from jaxllm.server.errors import ModelNotFoundError, NotReadyError
+from jaxllm.server.errors import ClientDisconnected, ModelNotFoundError, NotReadyError
 from jaxllm.server.logprobs import token_texts
 from jaxllm.server.output_formats import OutputFormats, settle_formats
 from jaxllm.server.responses_api.store import ResponseStore
@@ -97,6 +100,41 @@ class ServerState:
         if self._serving is None:
             raise NotReadyError("the model is still loading; GET /ready answers 200 once it serves", retry_after_s=2)
         return self._serving
+
+
+@contextlib.asynccontextmanager
+async def request_scope(state: ServerState, receive: Receive) -> AsyncIterator[None]:
+    """Cancels its body at once when the client disconnects or the server closes.
+
+    The body must have read the request completely before. In these two cases ClientDisconnected or NotReadyError is raised; a
+    cancellation from elsewhere passes through.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    disconnected = False
+
+    async def watch() -> None:
+        nonlocal disconnected
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        disconnected = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    state.open_tasks.add(task)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if disconnected:
+            task.uncancel()
+            raise ClientDisconnected from None
+        if state.phase is Phase.CLOSING:
+            task.uncancel()
+            raise NotReadyError("the server is shutting down; the request was given up", retry_after_s=5) from None
+        raise
+    finally:
+        state.open_tasks.discard(task)
+        watcher.cancel()
 
 
 async def _state_of(request: Request) -> ServerState:

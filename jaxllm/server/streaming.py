@@ -19,8 +19,7 @@ from jaxllm.outputs import CompletionOutput
 from jaxllm.server.errors import ClientDisconnected, error_body, error_response
 from jaxllm.server.protocol import GenerationRequest
 from jaxllm.server.responses import Usage
-from jaxllm.server.scope import request_scope
-from jaxllm.server.state import ServerState
+from jaxllm.server.state import ServerState, request_scope
 
 logger = logging.getLogger(__name__)
 

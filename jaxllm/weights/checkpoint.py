@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 
-class Checkpoint(Protocol):
-    """Named tensors, under the names of the Hugging Face format whatever the file is; shapes and dtypes come without reading data."""
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint: `read` gives all of it with this shape and dtype; a view of mapped memory where the format allows it."""
 
-    @property
-    def location(self) -> str:
-        """Where the tensors come from, for messages."""
-        ...
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], Any]
+
+
+@dataclass
+class Checkpoint:
+    """Named tensors, under the names of the Hugging Face format whatever the file is. `location` says in messages where they come from."""
+
+    location: str
+    tensors: Mapping[str, Tensor]
 
     def names(self) -> Iterable[str]:
-        """All tensor names."""
-        ...
+        return self.tensors.keys()
 
-    def shape(self, name: str) -> tuple[int, ...]: ...
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
 
     def dtype(self, name: str) -> np.dtype:
-        """The dtype that `read` returns."""
-        ...
+        return self.tensors[name].dtype
 
-    def read(self, name: str) -> np.ndarray:
-        """The whole tensor; a view of mapped memory where the format allows it."""
-        ...
+    def read(self, name: str) -> Any:
+        return self.tensors[name].read()

@@ -8,13 +8,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 
-from jaxllm.weights.checkpoint import Checkpoint
+from jaxllm.weights.checkpoint import Checkpoint, Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -33,49 +32,32 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     kind = "MXFP4" if mxfp4 else "FP8"
     logger.info("%s is stored in %s: its weights are dequantized, and take the memory of the compute dtype", checkpoint.location, kind)
-    return _Dequantized(checkpoint, mxfp4, fp8)
+    parts = {name + suffix for name in mxfp4 for suffix in (_BLOCKS, _SCALES)} | {name + _INVERSE for name in fp8}
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in parts}
+    for name in fp8:
+        stored, scales = tensors[name], checkpoint.tensors[name + _INVERSE]
+        tensors[name] = Tensor(stored.shape, np.dtype(np.float32), partial(_read_fp8, stored, scales))
+    for name in sorted(mxfp4):
+        blocks, scales = checkpoint.tensors[name + _BLOCKS], checkpoint.tensors[name + _SCALES]
+        experts, out, groups, size = blocks.shape
+        shape = (experts, groups * size * 2, out)
+        tensors[name] = Tensor(shape, np.dtype(ml_dtypes.bfloat16), partial(StackedMxfp4, blocks, scales))
+    return Checkpoint(checkpoint.location, tensors)
 
 
-class _Dequantized:
-    def __init__(self, inner: Checkpoint, mxfp4: frozenset[str], fp8: frozenset[str]):
-        self._inner, self._mxfp4, self._fp8 = inner, mxfp4, fp8
-
-    @property
-    def location(self) -> str:
-        return self._inner.location
-
-    def names(self) -> Iterable[str]:
-        parts = {name + suffix for name in self._mxfp4 for suffix in (_BLOCKS, _SCALES)} | {name + _INVERSE for name in self._fp8}
-        return [*(name for name in self._inner.names() if name not in parts), *sorted(self._mxfp4)]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._mxfp4:
-            return self._inner.shape(name)
-        experts, out, groups, size = self._inner.shape(name + _BLOCKS)
-        return experts, groups * size * 2, out
-
-    def dtype(self, name: str) -> np.dtype:
-        if name in self._mxfp4:
-            return np.dtype(ml_dtypes.bfloat16)
-        return np.dtype(np.float32) if name in self._fp8 else self._inner.dtype(name)
-
-    def read(self, name: str) -> Any:
-        if name in self._mxfp4:
-            return StackedMxfp4(self._inner.read(name + _BLOCKS), self._inner.read(name + _SCALES))
-        if name not in self._fp8:
-            return self._inner.read(name)
-        tensor, scales = self._inner.read(name).astype(np.float32), self._inner.read(name + _INVERSE).astype(np.float32)
-        for row in range(0, len(tensor), _FP8_BLOCK):
-            factors = np.repeat(scales[row // _FP8_BLOCK], _FP8_BLOCK)[: tensor.shape[1]]
-            tensor[row : row + _FP8_BLOCK] *= factors
-        return tensor
+def _read_fp8(stored: Tensor, inverse: Tensor) -> np.ndarray:
+    tensor, scales = stored.read().astype(np.float32), inverse.read().astype(np.float32)
+    for row in range(0, len(tensor), _FP8_BLOCK):
+        factors = np.repeat(scales[row // _FP8_BLOCK], _FP8_BLOCK)[: tensor.shape[1]]
+        tensor[row : row + _FP8_BLOCK] *= factors
+    return tensor
 
 
 class StackedMxfp4:
     """The experts [E, in, out] that a checkpoint keeps as `blocks` [E, out, in / 32, 16] and `scales` [E, out, in / 32], one at a time."""
 
-    def __init__(self, blocks: np.ndarray, scales: np.ndarray):
-        self._blocks, self._scales = blocks, scales
+    def __init__(self, blocks: Tensor, scales: Tensor):
+        self._blocks, self._scales = blocks.read(), scales.read()
 
     def __getitem__(self, expert: int) -> np.ndarray:
         blocks, exponents = self._blocks[expert], self._scales[expert].astype(np.int32) - 127

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from jaxllm.errors import ModelLoadError
+from jaxllm.weights.checkpoint import Checkpoint, Tensor
 from jaxllm.weights.gguf_config import ROPE_FACTORS
 from jaxllm.weights.gguf_file import GGUFFile, GGUFTensor, read_gguf
 
@@ -48,58 +49,17 @@ _GEMMA3_NAMES = {
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 
-@dataclass(frozen=True)
-class _Entry:
-    tensor: GGUFTensor
-    # How many rotary heads' rows are interleaved: they are put in order before blocks are expanded.
-    interleaved_heads: int | None = None
-    # Added to every value.
-    offset: float = 0.0
-
-
-class GGUFCheckpoint:
-    """See `weights.checkpoint.Checkpoint`. Data is read from a memory map, one tensor at a time."""
-
-    def __init__(self, file: GGUFFile):
-        self._file = file
-        self._entries = _entries(file)
-        for name, entry in self._entries.items():
-            _check(file, name, entry.tensor)
-
-    @property
-    def location(self) -> str:
-        return str(self._file.path)
-
-    def names(self) -> Iterable[str]:
-        return self._entries.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name].tensor.shape
-
-    def dtype(self, name: str) -> np.dtype:
-        return _PLAIN.get(self._entries[name].tensor.type_id, np.dtype(np.float32))
-
-    def read(self, name: str) -> np.ndarray:
-        entry = self._entries[name]
-        rows = _raw_rows(entry.tensor)
-        if entry.interleaved_heads:
-            rows = _deinterleaved(rows, entry.interleaved_heads)
-        if entry.tensor.type_id not in _PLAIN:
-            rows = _expand(rows, _QUANTIZED[entry.tensor.type_id], entry.tensor.shape[-1])
-        array = rows.reshape(entry.tensor.shape)
-        return array + array.dtype.type(entry.offset) if entry.offset else array
-
-
-def open_gguf(path: Path) -> GGUFCheckpoint:
+def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file of a supported architecture; no tensor data is read yet.
 
     Raises:
         ModelLoadError: the file is no GGUF, cut off, or holds a storage type that is not supported.
     """
-    return GGUFCheckpoint(read_gguf(path))
+    file = read_gguf(path)
+    return Checkpoint(str(file.path), dict(_tensors(file)))
 
 
-def _entries(file: GGUFFile) -> dict[str, _Entry]:
+def _tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
     architecture = file.metadata.get("general.architecture")
     heads = file.metadata.get(f"{architecture}.attention.head_count")
     kv_heads = file.metadata.get(f"{architecture}.attention.head_count_kv", heads)
@@ -109,7 +69,6 @@ def _entries(file: GGUFFile) -> dict[str, _Entry]:
     # Gemma's norms multiply by 1 + weight; its converter stores the sum.
     norm_offset = -1.0 if architecture == "gemma3" else 0.0
 
-    entries = {}
     for name, tensor in file.tensors.items():
         if name == ROPE_FACTORS:
             continue
@@ -120,12 +79,21 @@ def _entries(file: GGUFFile) -> dict[str, _Entry]:
         # A name that is not known keeps its own, so that the loader lists it.
         full = name if known is None else f"model.layers.{block[1]}.{known}.{kind}" if block else f"{known}.{kind}"
         count = interleaved.get(part)
-        entries[full] = _Entry(
-            tensor,
-            interleaved_heads=count[int(block[1])] if isinstance(count, list) and block else count,
-            offset=norm_offset if part.endswith("_norm") else 0.0,
-        )
-    return entries
+        _check(file, full, tensor)
+        heads_here = count[int(block[1])] if isinstance(count, list) and block else count
+        offset = norm_offset if part.endswith("_norm") else 0.0
+        yield full, Tensor(tensor.shape, _PLAIN.get(tensor.type_id, np.dtype(np.float32)), partial(_read, tensor, heads_here, offset))
+
+
+def _read(tensor: GGUFTensor, interleaved_heads: int | None, offset: float) -> np.ndarray:
+    """The values plus `offset`. The rows of so many rotary heads are interleaved: they are put in order before blocks are expanded."""
+    rows = _raw_rows(tensor)
+    if interleaved_heads:
+        rows = _deinterleaved(rows, interleaved_heads)
+    if tensor.type_id not in _PLAIN:
+        rows = _expand(rows, _QUANTIZED[tensor.type_id], tensor.shape[-1])
+    array = rows.reshape(tensor.shape)
+    return array + array.dtype.type(offset) if offset else array
 
 
 def _deinterleaved(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import mmap
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.errors import ModelLoadError
-from jaxllm.weights.checkpoint import Checkpoint
+from jaxllm.weights.checkpoint import Checkpoint, Tensor
 from jaxllm.weights.dequantize import dequantized
 
 _DTYPES: dict[str, Any] = {
@@ -41,60 +41,19 @@ _SINGLE = "model.safetensors"
 _MAX_HEADER = 256 * 2**20
 
 
-@dataclass(frozen=True)
-class _Entry:
-    file: Path
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    # Of the first byte, from the start of the file.
-    offset: int
-
-
-class SafetensorsCheckpoint:
-    """The tensors of a directory. `read` returns read-only views of mapped memory; pages are loaded when they are touched."""
-
-    def __init__(self, directory: Path, entries: dict[str, _Entry]):
-        self._directory = directory
-        self._entries = entries
-        self._maps: dict[Path, mmap.mmap] = {}
-
-    @property
-    def location(self) -> str:
-        return str(self._directory)
-
-    def names(self) -> Iterable[str]:
-        return self._entries.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        return self._entries[name].dtype
-
-    def read(self, name: str) -> np.ndarray:
-        entry = self._entries[name]
-        if entry.file not in self._maps:
-            with entry.file.open("rb") as file:
-                self._maps[entry.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        count = math.prod(entry.shape)
-        if count == 0:
-            return np.empty(entry.shape, entry.dtype)
-        return np.frombuffer(self._maps[entry.file], entry.dtype, count, entry.offset).reshape(entry.shape)
-
-
 def open_checkpoint(directory: str | Path) -> Checkpoint:
     """Open the safetensors files of a Hugging Face directory.
 
     Raises:
         ModelLoadError: no safetensors files, a shard that is missing, cut off or unreadable, an index that does not describe the files.
     """
-    return dequantized(SafetensorsCheckpoint(Path(directory), _entries(Path(directory))))
+    return dequantized(Checkpoint(str(directory), _tensors(Path(directory))))
 
 
-def _entries(directory: Path) -> dict[str, _Entry]:
+def _tensors(directory: Path) -> dict[str, Tensor]:
     index = directory / _INDEX
     if index.is_file():
-        return _indexed_entries(directory, index)
+        return _indexed_tensors(directory, index)
     if (directory / _SINGLE).is_file():
         return _read_header(directory / _SINGLE)
     files = sorted(directory.glob("*.safetensors"))
@@ -105,16 +64,17 @@ def _entries(directory: Path) -> dict[str, _Entry]:
         found = f" (found {', '.join(others[:5])}: these formats are not read from a directory)" if others else ""
         raise ModelLoadError(f"{directory} has no .safetensors files{found}")
     _check_numbering(directory, files)
-    entries: dict[str, _Entry] = {}
+    tensors: dict[str, Tensor] = {}
     for file in files:
-        for name, entry in _read_header(file).items():
-            if name in entries:
-                raise ModelLoadError(f"{name} is in both {entries[name].file} and {file}, and there is no {_INDEX} to say which counts")
-            entries[name] = entry
-    return entries
+        header = _read_header(file)
+        if twice := header.keys() & tensors.keys():
+            first = next(other for other in files if min(twice) in _read_header(other))
+            raise ModelLoadError(f"{min(twice)} is in both {first} and {file}, and there is no {_INDEX} to say which counts")
+        tensors |= header
+    return tensors
 
 
-def _indexed_entries(directory: Path, index: Path) -> dict[str, _Entry]:
+def _indexed_tensors(directory: Path, index: Path) -> dict[str, Tensor]:
     try:
         weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
         files = sorted(set(weight_map.values()))
@@ -125,15 +85,15 @@ def _indexed_entries(directory: Path, index: Path) -> dict[str, _Entry]:
         hint = f"; if {_SINGLE} is complete, delete {_INDEX}" if (directory / _SINGLE).is_file() else "; the download is not complete"
         raise ModelLoadError(f"{index} lists files that are not there: {', '.join(missing)}{hint}")
     headers = {name: _read_header(directory / name) for name in files}
-    entries = {}
+    tensors = {}
     for tensor, file in weight_map.items():
         if tensor not in headers[file]:
             raise ModelLoadError(f"{index} says that {tensor} is in {file}, which does not have it: the index is stale")
-        entries[tensor] = headers[file][tensor]
+        tensors[tensor] = headers[file][tensor]
     unlisted = [f"{tensor} ({file})" for file, header in headers.items() for tensor in header if tensor not in weight_map]
     if unlisted:
         raise ModelLoadError(f"{index} does not list tensors that are in its files: {', '.join(unlisted[:8])}: the index is stale")
-    return entries
+    return tensors
 
 
 def _check_numbering(directory: Path, files: list[Path]) -> None:
@@ -149,8 +109,8 @@ def _check_numbering(directory: Path, files: list[Path]) -> None:
             raise ModelLoadError(f"{directory} lacks shards: {', '.join(missing[:8])}")
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
-    """Entries of one file.
+def _read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file.
 
     Raises:
         ModelLoadError: not a safetensors file, a dtype that is not known, or data that ends before its tensors do.
@@ -164,7 +124,8 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             header = json.loads(file.read(length))
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
-    entries = {}
+    mapped = functools.cache(lambda: _mapped(path))
+    tensors = {}
     for name, info in header.items():
         if name == "__metadata__":
             continue
@@ -174,5 +135,16 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         begin, end = info["data_offsets"]
         if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
             raise ModelLoadError(f"{path} is cut off or damaged at {name}: {size} bytes, {8 + length + end} needed")
-        entries[name] = _Entry(path, dtype, shape, 8 + length + begin)
-    return entries
+        tensors[name] = Tensor(shape, dtype, functools.partial(_read, mapped, shape, dtype, 8 + length + begin))
+    return tensors
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _read(mapped: Callable[[], mmap.mmap], shape: tuple[int, ...], dtype: np.dtype, offset: int) -> np.ndarray:
+    """A read-only view of mapped memory, whose pages are loaded when they are touched."""
+    count = math.prod(shape)
+    return np.frombuffer(mapped(), dtype, count, offset).reshape(shape) if count else np.empty(shape, dtype)

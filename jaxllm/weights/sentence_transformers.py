@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxllm.errors import ModelLoadError
 from jaxllm.model_files import read_json
 from jaxllm.specs import DenseSpec, PoolingKind
@@ -90,27 +88,9 @@ def _dense(settings: Mapping[str, Any], listing: Path) -> DenseSpec:
     return DenseSpec(settings["out_features"], bool(settings.get("bias", True)), _ACTIVATIONS[name])
 
 
-class JoinedCheckpoint:
+def with_dense_layers(main: Checkpoint, directory: Path, folders: Iterable[str]) -> Checkpoint:
     """A checkpoint with those of its dense layers, whose names begin with the folder."""
-
-    def __init__(self, main: Checkpoint, directory: Path, folders: Iterable[str]):
-        self.location = main.location
-        self._tensors = {name: (main, name) for name in main.names()}
-        for folder in folders:
-            part = open_checkpoint(directory / folder)
-            self._tensors |= {f"{folder}.{name}": (part, name) for name in part.names()}
-
-    def names(self) -> Iterable[str]:
-        return self._tensors.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        part, own = self._tensors[name]
-        return part.shape(own)
-
-    def dtype(self, name: str) -> np.dtype:
-        part, own = self._tensors[name]
-        return part.dtype(own)
-
-    def read(self, name: str) -> np.ndarray:
-        part, own = self._tensors[name]
-        return part.read(own)
+    tensors = dict(main.tensors)
+    for folder in folders:
+        tensors |= {f"{folder}.{name}": tensor for name, tensor in open_checkpoint(directory / folder).tensors.items()}
+    return Checkpoint(main.location, tensors)

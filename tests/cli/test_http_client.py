@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.cli.http_client import HttpBackend, ServerError, read_events
+from jaxllm.cli.http_client import HttpBackend, ServerError, read_event
 from jaxllm.cli.main import main
 from jaxllm.errors import ConfigError, InvalidRequestError
 
@@ -170,8 +170,8 @@ def test_keys_come_from_the_environment_when_no_flag_gives_one(server: Server, m
     assert server.seen[0][2] == "Bearer from-environment"
 
 
-def test_events_stop_at_done():
-    assert list(read_events(["data: {}", "", "data: [DONE]", "data: {}"])) == [{}]
+def test_lines_of_events():
+    assert [read_event(line) for line in ('data: {"a": 1}', "", ": comment", "data: [DONE]")] == [{"a": 1}, {}, {}, None]
 
 
 class Endless(Handler):

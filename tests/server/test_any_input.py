@@ -11,7 +11,7 @@ from jaxllm.server.app import create_app
 from jaxllm.server.messages_api.protocol import MessagesRequest
 from jaxllm.server.protocol import REFUSED_FIELDS, ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from jaxllm.server.responses_api.protocol import ResponsesRequest
-from jaxllm.server.routes.chat_batch import ChatBatchRequest
+from jaxllm.server.routes.chat import ChatBatchRequest
 from jaxllm.server.routes.generate import _FIELDS as SAMPLING_FIELDS
 from jaxllm.server.routes.generate import GenerateRequest
 from jaxllm.text.tokenizer import Tokenizer

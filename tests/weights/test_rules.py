@@ -256,7 +256,7 @@ def test_a_device_s_share_of_experts_is_read_without_the_others() -> None:
     (share,) = shares.values()
     assert share.shape == (2, 1, 32, 24)
     at = "model.layers.1.mlp.experts.3."
-    np.testing.assert_array_equal(share[1, 0, :, 12:], checkpoint.tensors[f"{at}up_proj.weight"][12:].T)
+    np.testing.assert_array_equal(share[1, 0, :, 12:], checkpoint.read(f"{at}up_proj.weight")[12:].T)
 
 
 def test_a_missing_expert_is_named() -> None:

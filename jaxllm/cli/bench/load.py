@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import httpx
 
 from jaxllm.cli.bench.report import mean, percentile
 from jaxllm.cli.bench.workload import BenchRequest
+from jaxllm.cli.http_client import ServerError, read_event
 
 
 @dataclass
@@ -83,7 +83,7 @@ async def complete(client: httpx.AsyncClient, url: str, model: str, request: Ben
                 outcome.error = f"HTTP {response.status_code}: {text[:200]}"
             else:
                 await _read(response, outcome)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, ServerError) as error:
         outcome.error = f"{type(error).__name__}: {error}"
     outcome.finished = time.perf_counter()
     return outcome
@@ -91,22 +91,15 @@ async def complete(client: httpx.AsyncClient, url: str, model: str, request: Ben
 
 async def _read(response: httpx.Response, outcome: Outcome) -> None:
     async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
         now = time.perf_counter()
-        data = line[5:].strip()
-        if data == "[DONE]":
-            return
-        event = json.loads(data)
-        if "error" in event:
-            outcome.error = str(event["error"])
+        if (event := read_event(line)) is None:
             return
         if usage := event.get("usage"):
             outcome.num_output_tokens = usage["completion_tokens"]
         # Every chunk of a choice stands for at least one token, also where the token has no text yet.
         if event.get("choices"):
             outcome.chunk_times.append(now)
-    outcome.error = "the stream ended without [DONE]"
+    raise ServerError("the stream ended without [DONE]")
 
 
 def serving_metrics(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from jaxllm.server.generating import EngineJob, final_outputs
 from jaxllm.server.pooling_api.protocol import InputRequest, PoolingRequest, VectorRequest
 from jaxllm.server.prompts import render_chat, split_prompts
 from jaxllm.server.responses import Usage
-from jaxllm.server.scope import request_scope
-from jaxllm.server.state import ServerState, Serving
+from jaxllm.server.state import ServerState, Serving, request_scope
 
 # As many as OpenAI takes in a request for embeddings.
 MAX_INPUTS = 2048

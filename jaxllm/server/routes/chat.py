@@ -1,11 +1,13 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, and /v1/chat/completions/batch: several conversations in one request, answered together."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,10 +18,20 @@ from jaxllm.server.generating import final_outputs, merged
 from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
 from jaxllm.server.parsers import ContentDelta, Event, ReasoningDelta, ToolCallStart
-from jaxllm.server.protocol import ChatCompletionRequest
-from jaxllm.server.responses import ChatChoice, ChatCompletion, ChatMessage, FunctionCall, ToolCall, json_response
-from jaxllm.server.scope import request_scope
-from jaxllm.server.state import State
+from jaxllm.server.prompts import MAX_PROMPTS
+from jaxllm.server.protocol import ApiRequest, ChatCompletionRequest
+from jaxllm.server.responses import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    CompletionTokensDetails,
+    FunctionCall,
+    PromptTokensDetails,
+    ToolCall,
+    Usage,
+    json_response,
+)
+from jaxllm.server.state import State, request_scope
 from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, chat_chunk, finish_members, member
 
 router = APIRouter(tags=["generation"])
@@ -38,6 +50,48 @@ async def chat_completions(request: Request, state: State) -> Response:
     async with request_scope(state, request.receive):
         (output,) = await final_outputs(answering.job.start())
     return json_response(writer.whole(output))
+
+
+class ChatBatchRequest(ApiRequest):
+    """Body of POST /v1/chat/completions/batch. The other fields are those of chat completions, the same for every conversation."""
+
+    messages: list[list[dict[str, Any]]] = Field(
+        min_length=1, max_length=MAX_PROMPTS, description=f"At most {MAX_PROMPTS} conversations; choice i answers conversation i"
+    )
+    n: Literal[1] | None = Field(None, description="Repeat a conversation for more")
+    stream: Literal[False] | None = Field(None, description="Stream from /v1/chat/completions")
+
+    def conversations(self) -> list[ChatCompletionRequest]:
+        """Raises InvalidRequestError, pydantic.ValidationError where a field is at fault."""
+        found = []
+        for messages in self.messages:
+            chat = ChatCompletionRequest.model_validate({**(self.model_extra or {}), "model": self.model, "messages": messages})
+            chat.check()
+            found.append(chat)
+        return found
+
+
+@router.post("/v1/chat/completions/batch", **documented(ChatBatchRequest, ChatCompletion))
+async def chat_completions_batch(request: Request, state: State) -> Response:
+    """Answer several conversations; the first failure ends the others."""
+    body = await read_body(request, ChatBatchRequest)
+    opened = [await open_answering(state, request, chat, prefix="chatcmpl") for chat in body.conversations()]
+    async with request_scope(state, request.receive):
+        outputs = await final_outputs([stream for answering in opened for stream in answering.job.start()])
+    answers = [ChatWriter(answering).whole(output) for answering, output in zip(opened, outputs, strict=True)]
+    whole = answers[0]
+    for index, answer in enumerate(answers):
+        answer.choices[0].index = index
+    whole.choices = [answer.choices[0] for answer in answers]
+    whole.usage = _sum([answer.usage for answer in answers])
+    return json_response(whole)
+
+
+def _sum(parts: list[Usage]) -> Usage:
+    total = Usage(*(sum(getattr(part, name) for part in parts) for name in ("prompt_tokens", "completion_tokens", "total_tokens")))
+    total.prompt_tokens_details = PromptTokensDetails(sum(part.prompt_tokens_details.cached_tokens for part in parts))
+    total.completion_tokens_details = CompletionTokensDetails(sum(part.completion_tokens_details.reasoning_tokens for part in parts))
+    return total
 
 
 class ChatWriter:

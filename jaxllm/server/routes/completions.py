@@ -18,8 +18,7 @@ from jaxllm.server.prompts import completion_prompts
 from jaxllm.server.protocol import CompletionRequest
 from jaxllm.server.responses import Completion, CompletionChoice, CompletionLogprobs, json_response
 from jaxllm.server.sampling import completion_params
-from jaxllm.server.scope import request_scope
-from jaxllm.server.state import State
+from jaxllm.server.state import State, request_scope
 from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, completion_chunk, finish_members, member
 from jaxllm.server.structured import constraint_field
 

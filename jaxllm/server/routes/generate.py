@@ -21,8 +21,7 @@ from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
 from jaxllm.server.protocol import ApiRequest, Int, StreamOptions
 from jaxllm.server.responses import ChatLogprobs, PromptLogprobs, Usage, json_response
-from jaxllm.server.scope import request_scope
-from jaxllm.server.state import State
+from jaxllm.server.state import State, request_scope
 from jaxllm.server.streaming import EventStream, frame_of
 
 router = APIRouter(tags=["generation"])

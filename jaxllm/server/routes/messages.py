@@ -19,8 +19,7 @@ from jaxllm.server.messages_api.writer import MessageWriter
 from jaxllm.server.openapi import documented
 from jaxllm.server.prompts import render_chat
 from jaxllm.server.responses import json_response
-from jaxllm.server.scope import request_scope
-from jaxllm.server.state import State
+from jaxllm.server.state import State, request_scope
 from jaxllm.server.streaming import EventStream
 
 router = APIRouter(tags=["messages"])

@@ -24,8 +24,7 @@ from jaxllm.server.responses_api.protocol import ResponsesRequest
 from jaxllm.server.responses_api.store import ResponseStore, Running
 from jaxllm.server.responses_api.translate import FIELD_NAMES, chat_request, check_logprobs, fitted
 from jaxllm.server.responses_api.writer import ResponseWriter
-from jaxllm.server.scope import request_scope
-from jaxllm.server.state import ServerState, State
+from jaxllm.server.state import ServerState, State, request_scope
 from jaxllm.server.streaming import EventStream
 
 router = APIRouter(tags=["responses"])
