@@ -43,13 +43,14 @@ needs_gpu_compiler = pytest.mark.skipif(
     ("model", "tokens"),
     [
         (LLAMA_8B, 64),
+        (LLAMA_8B | {"kv_dtype": "float8_e4m3fn"}, 64),
         pytest.param(QWEN3_600M, 64, marks=pytest.mark.heavy),
         pytest.param(LLAMA_8B, 512, marks=pytest.mark.heavy),
         pytest.param(QWEN3_600M, 512, marks=pytest.mark.heavy),
         (DEEPSEEK_V3_TP8, 64),
         pytest.param(DEEPSEEK_V3_TP8, 512, marks=pytest.mark.heavy),
     ],
-    ids=["8B decode", "0.6B decode", "8B mixed", "0.6B mixed", "V3 decode", "V3 mixed"],
+    ids=["8B decode", "8B decode of 8-bit pages", "0.6B decode", "8B mixed", "0.6B mixed", "V3 decode", "V3 mixed"],
 )
 def test_the_kernel_compiles_for_v6e_and_updates_pages_in_place(model, tokens):
     found = compile_isolated(KERNEL, {"target": "v6e:1x1", **PAGES, **model, "tokens": tokens, "rows": 64}, timeout_s=300)
@@ -76,22 +77,33 @@ def check_collectives(found, rows, tokens, itemsize=2):
     [
         ("h100", LLAMA_8B, 64),
         ("h100", LLAMA_8B, 512),
+        ("b200", LLAMA_8B, 512),
+        ("b200", LLAMA_8B | {"kv_dtype": "float8_e4m3fn"}, 64),
         pytest.param("h200", LLAMA_8B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
         pytest.param("h100", QWEN3_600M, 512, marks=pytest.mark.heavy),
         pytest.param("h100", GEMMA3_4B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
         ("h100", DEEPSEEK_V3_TP8, 64),
         pytest.param("h200", DEEPSEEK_V3, 512, marks=pytest.mark.heavy),
     ],
-    ids=["8B decode", "8B mixed", "8B mixed H200", "0.6B mixed", "Gemma mixed", "V3 decode", "V3 mixed H200"],
+    ids=[
+        "8B decode",
+        "8B mixed",
+        "8B mixed B200",
+        "8B decode B200 8-bit",
+        "8B mixed H200",
+        "0.6B mixed",
+        "Gemma mixed",
+        "V3 decode",
+        "V3 mixed H200",
+    ],
 )
-def test_the_kernel_compiles_for_hopper_and_updates_pages_in_place(target, model, tokens):
+def test_the_kernel_compiles_for_gpus_without_spills_and_updates_pages_in_place(target, model, tokens):
     request = {"target": target, **PAGES, **model, "page_size": 64, "tokens": tokens, "rows": 64}
     found = compile_isolated(KERNEL, request, timeout_s=300)
     assert found["alias_bytes"] >= found["cache_bytes"]
-    assert found["temp_bytes"] < 64 * MIB
+    assert found["temp_bytes"] < (80 if target == "b200" else 64) * MIB
     assert found["registers"] <= 255
-    # Accumulators of 256 columns are half of a thread's registers.
-    assert found["spill_bytes"] == 0 or (model["head_dim"] == 256 and found["spill_bytes"] < 12000)
+    assert found["spill_bytes"] == 0
 
 
 @needs_gpu_compiler
