@@ -41,7 +41,7 @@ NOT_OFFERED = {
     "tokenizer_mode": "the tokenizer is read as the model brings it",
     "skip_tokenizer_init": "prompts may be token ids, but the tokenizer is always loaded",
     "task": "runner='pooling' with convert 'embed' or 'classify' says it now",
-    "enable_expert_parallel": "mixture-of-experts models are not supported yet",
+    "enable_expert_parallel": "each device has a share of every expert: use tensor_parallel_size",
     "distributed_executor_backend": "one process drives all devices of a host",
     "nnodes": "serving over several hosts is not supported yet",
     "enable_chunked_prefill": "long prompts are always cut into chunks of max_num_batched_tokens",
@@ -49,7 +49,7 @@ NOT_OFFERED = {
     "kv_transfer_config": "caches are not transferred between servers",
     "limit_mm_per_prompt": "only text models are supported yet",
     "compilation_config": "XLA compiles every step; see enforce_eager and compilation_cache_dir",
-    "otlp_traces_endpoint": "traces are not exported; /metrics serves Prometheus",
+    "otlp_traces_endpoint": "servers alone send traces: it is an option of theirs",
 }
 # What these may be set to, since it is what happens anyway, so that a vLLM script may keep it; None for all, and False for the others.
 _HAPPENS_ANYWAY: dict[str, Any] = {

@@ -200,7 +200,7 @@ class MemoryCheckpoint(Checkpoint):
     """A checkpoint of arrays, remembering which were read."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
-        self.reads: list[str] = []
+        self.arrays, self.reads = dict(arrays), list[str]()
         super().__init__(
             "memory", {name: Tensor(array.shape, array.dtype, partial(self._read, name, array)) for name, array in arrays.items()}
         )

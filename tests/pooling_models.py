@@ -27,7 +27,7 @@ def ids_of(text: str) -> list[int]:
 def write_pooling_model(directory: Path, config: dict[str, Any], *, specials: bool = True) -> Path:
     """Write config.json, the tensors that the model loads, and the tokenizer; with `specials`, as a BERT has it."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = random_checkpoint(define_pooling(config, dtype="float32")).tensors
+    tensors = random_checkpoint(define_pooling(config, dtype="float32")).arrays
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     write_word_tokenizer(directory, specials=specials)
