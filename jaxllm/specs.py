@@ -13,7 +13,7 @@ from typing import Literal
 
 NormKind = Literal["rms", "rms_wide", "rms_plus_one", "layer", "layer_plus_one"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "xielu"]
-Placement = Literal["pre", "pre_mlp", "output", "sandwich", "post", "parallel", "parallel_shared"]
+Placement = Literal["pre", "pre_mlp", "output", "sandwich", "sandwich_mixer", "post", "parallel", "parallel_shared"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TemperatureSpec:
 class AttentionSpec:
     """Grouped-query attention; query head h reads KV head h // (num_heads / num_kv_heads).
 
-    `clip` bounds queries, keys and values right after their projection. `qk_norm` normalises queries and keys before they are rotated (or
+    `clip` bounds queries, keys and values before rotation. `qk_norm` normalises queries and keys before they are rotated (or
     `qk_norm_after_rope`): each head with one weight for all (`head`), each head with a weight of its own (`each`), or all heads as one
     vector (`all`).
     `v_norm` normalises heads of values. `key_is_value`: the values are the projected keys, before their norm and rotation.
@@ -410,7 +410,7 @@ class RouterSpec:
     `correction` where there is one, which does not count in the weights. With `groups`, only experts of the `top_groups` best groups
     are eligible; a group is as good as the sum of its `group_top` best. The weights are the scores of the chosen, `normalised` to a sum
     of one (a sum below `least_sum` counts as that), times `scale`. `sparsemixer` (Phi) has a rule of its own, with `jitter` as the
-    distance within which experts compete. `bias`: of the router's projection.
+    distance within which experts compete. `bias`: of the router's projection. `expert_scale`: a learned factor of each expert's weight.
     """
 
     num_experts: int
@@ -425,13 +425,16 @@ class RouterSpec:
     scale: float = 1.0
     least_sum: float = 1e-20
     jitter: float = 0.0
+    expert_scale: bool = False
 
 
 @dataclass(frozen=True)
 class MoESpec:
     """Routed experts of one shape, and beside them one that every token goes to (`shared`), behind a sigmoid gate where `shared_gate`.
 
-    `weigh_inputs`: a routing weight multiplies what goes into its expert, not what comes out (Llama 4).
+    `weigh_inputs`: a routing weight multiplies what goes into its expert, not what comes out (Llama 4). `norm`, where given, is that of
+    the router's inputs, which are divided by the root of their width besides, and of what goes into the routed experts and into the
+    shared one and what comes out of each (Gemma 4).
     """
 
     router: RouterSpec
@@ -439,6 +442,7 @@ class MoESpec:
     shared: MLPSpec | None = None
     shared_gate: bool = False
     weigh_inputs: bool = False
+    norm: NormSpec | None = None
 
     @property
     def width(self) -> int:
@@ -465,7 +469,8 @@ class BlockSpec:
     """Mixer and feed-forward with a residual around each; `placement` says where the norms n stand around such a part f.
 
     `pre`: x + f(n(x)). `pre_mlp`: the same, but for the mixer x + f(x). `output`: x + n(f(x)). `sandwich`: x + n(f(n(x))).
-    `post`: n(x + f(x)). `parallel`: x + f(n(x)) + g(n'(x)) for mixer f and feed-forward g; `parallel_shared`: with one norm for both.
+    `sandwich_mixer`: the same, but for the feed-forward x + n(f(x)). `post`: n(x + f(x)). `parallel`: x + f(n(x)) + g(n'(x)) for mixer f
+    and feed-forward g; `parallel_shared`: with one norm for both.
     `residual_scale` multiplies f(...) before it is added; `scaled`: a learned scalar multiplies the whole block's result.
 
     A `recurrent` layer mixes instead of attention, or beside it: then f is their sum. Either half of a block may be missing. Attention to

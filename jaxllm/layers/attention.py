@@ -83,14 +83,12 @@ class Attention(nnx.Module):
         group = spec.num_heads // spec.num_kv_heads
         bias = getattr(self, f"{self.parts}_bias")
         heads = linear(x, getattr(self, self.parts)[...], None if bias is None else bias[...])
-        if spec.clip is not None:
-            heads = jnp.clip(heads, -spec.clip, spec.clip)
         q = self._place(heads[:, :, :group], self.q_norm, where.rotation)
         if where.temperature is not None:
             q = q * where.temperature[:, None, None, None].astype(q.dtype)
         k = v = None
         if self.parts != "q":
-            k, v = self._place(heads[:, :, group], self.k_norm, where.rotation), heads[:, :, -1]
+            k, v = self._place(heads[:, :, group], self.k_norm, where.rotation), self._clip(heads[:, :, -1])
             v = v if self.v_norm is None else self.v_norm(v)
         sinks = None if self.sinks is None else self.sinks[...].reshape(-1)
         bias_of_scores = where.bias if spec.attend.relative else None
@@ -107,10 +105,14 @@ class Attention(nnx.Module):
         heads = linear(encoded, self.kv[...], None if self.kv_bias is None else self.kv_bias[...])
         return heads[:, :, 0], heads[:, :, 1]
 
+    def _clip(self, heads: jax.Array) -> jax.Array:
+        return heads if self.spec.clip is None else jnp.clip(heads, -self.spec.clip, self.spec.clip)
+
     def _place(self, heads: jax.Array, norm: Norm | None, rotation: Rotation | None) -> jax.Array:
-        """Normalise and rotate [T, K, ..., D]."""
+        """Normalise, clip and rotate [T, K, ..., D]."""
         if norm is not None and not self.spec.qk_norm_after_rope:
             heads = norm(heads)
+        heads = self._clip(heads)
         if rotation is not None and self.spec.rope is not None:
             heads = rotate(heads, rotation, interleaved=self.spec.rope.interleaved)
         return norm(heads) if norm is not None and self.spec.qk_norm_after_rope else heads

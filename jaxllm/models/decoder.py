@@ -63,16 +63,16 @@ class Block(nnx.Module):
 
         self.spec = spec
         mixes, feeds = spec.mixer is not None or spec.recurrent is not None, spec.feed_forward is not None
-        self.attention_norm = norm(mixes, "pre", "sandwich", "parallel", "parallel_shared")
+        self.attention_norm = norm(mixes, "pre", "sandwich", "sandwich_mixer", "parallel", "parallel_shared")
         self.attention = MIXERS[type(spec.mixer)](spec.mixer, width, dtype) if spec.mixer else None
         self.recurrent = RECURRENT[type(spec.recurrent)](spec.recurrent, width, dtype) if spec.recurrent else None
-        self.attention_post_norm = norm(mixes, "output", "sandwich", "post")
+        self.attention_post_norm = norm(mixes, "output", "sandwich", "sandwich_mixer", "post")
         self.cross_norm = norm(spec.cross is not None, "pre")
         self.cross = Attention(spec.cross, width, dtype) if spec.cross else None
         self.cross_post_norm = norm(spec.cross is not None, "post")
         self.mlp_norm = norm(feeds, "pre", "pre_mlp", "sandwich", "parallel")
         self.mlp = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, width, dtype) if spec.feed_forward else None
-        self.mlp_post_norm = norm(feeds, "output", "sandwich", "post")
+        self.mlp_post_norm = norm(feeds, "output", "sandwich", "sandwich_mixer", "post")
         self.layer_input = LayerInputGate(spec.layer_input, width, dtype) if spec.layer_input else None
         self.scalar = param((1,), (None,), dtype) if spec.scaled else None
 

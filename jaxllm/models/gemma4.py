@@ -1,16 +1,17 @@
-"""Gemma 4 (text, dense): heads of two sizes, values that are keys, layers that share keys and values, inputs for each layer."""
+"""Gemma 4 (text): heads of two sizes, values that are keys, layers that share keys and values, inputs for each layer, experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from jaxllm.errors import ModelLoadError
+from jaxllm.models.experts import expert_rules
 from jaxllm.models.family import ACTIVATIONS, Family, layer_windows, text_half
 from jaxllm.models.gemma import SANDWICH_RULES
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import IGNORED
 from jaxllm.models.rope import by_layer_type, read_rope, rope_spec
-from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, LayerInputSpec, MLPSpec, NormSpec
+from jaxllm.specs import AttendSpec, AttentionSpec, BlockSpec, DecoderSpec, LayerInputSpec, MLPSpec, MoESpec, NormSpec, RouterSpec
 from jaxllm.weights.rules import rule
 from jaxllm.weights.transforms import TOKEN_ROWS, FuseHeads
 
@@ -28,8 +29,6 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     windows[-1] = None
     # Text never attends to what comes after it.
     config.expect("use_bidirectional_attention", "vision")
-    if config.flag("enable_moe_block", False):
-        raise ModelLoadError("config.json: enable_moe_block=true is not supported for this architecture yet; dense models are")
     norm = NormSpec("rms_wide", config.number("rms_norm_eps", 1e-6))
     activation, bias = config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"), config.flag("attention_bias", False)
     key_is_value = config.flag("attention_k_eq_v", False)
@@ -47,6 +46,9 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     num_shared, wide = config.get("num_kv_shared_layers", 0), config.flag("use_double_wide_mlp", False)
     mlp_width, layer_width = config.size("intermediate_size"), config.get("hidden_size_per_layer_input", 256)
     config.expect("vocab_size_per_layer_input", config.size("vocab_size"))
+    experts = None
+    if config.flag("enable_moe_block", False):
+        experts = RouterSpec(config.size("num_experts"), config.size("top_k_experts"), normalised=True, expert_scale=True)
 
     def attention(layer: int) -> AttentionSpec:
         full = windows[layer] is None
@@ -74,7 +76,10 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
         mixer = attention(layer)
         mlp = MLPSpec(mlp_width * (2 if wide and mixer.cache_of is not None else 1), activation)
         layer_input = LayerInputSpec(layer_width, activation, norm) if layer_width else None
-        return BlockSpec(mixer, mlp, norm, "sandwich", layer_input=layer_input, scaled=True)
+        if experts is None:
+            return BlockSpec(mixer, mlp, norm, "sandwich", layer_input=layer_input, scaled=True)
+        moe = MoESpec(experts, MLPSpec(config.size("moe_intermediate_size"), activation), shared=mlp, norm=norm)
+        return BlockSpec(mixer, moe, norm, "sandwich_mixer", layer_input=layer_input, scaled=True)
 
     return DecoderSpec(
         width=width,
@@ -96,9 +101,19 @@ _HEADS = tuple(
     for parts in ("q", "qk")
     for end, kind in (("", "weight"), ("_bias", "bias"))
 )
+_EXPERT_NORMS = {
+    "shared_norm": "pre_feedforward_layernorm",
+    "shared_post_norm": "post_feedforward_layernorm_1",
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "experts_post_norm": "post_feedforward_layernorm_2",
+}
 _RULES = (
     *SANDWICH_RULES,
     *_HEADS,
+    *expert_rules(at=f"{_LAYER}.", router="router.proj", shared="mlp"),
+    rule("layers.{i}.mlp.expert_scale", f"{_LAYER}.router.per_expert_scale"),
+    rule("layers.{i}.mlp.router_norm.weight", f"{_LAYER}.router.scale"),
+    *(rule(f"layers.{{i}}.mlp.{norm}.weight", f"{_LAYER}.{name}.weight") for norm, name in _EXPERT_NORMS.items()),
     rule("layers.{i}.scalar", f"{_LAYER}.layer_scalar"),
     rule("layers.{i}.layer_input.gate", f"{_LAYER}.per_layer_input_gate.weight"),
     rule("layers.{i}.layer_input.out", f"{_LAYER}.per_layer_projection.weight"),

@@ -1,4 +1,4 @@
-"""Qwen2-MoE (a gated shared expert), Qwen3-MoE, and OLMoE (queries and keys normalised over all heads)."""
+"""Qwen2-MoE (a gated shared expert), Qwen3-MoE, and OLMoE (queries and keys normalised over all heads, then bounded)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _qwen3_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
 def _olmoe_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     bias = config.flag("attention_bias", False)
     spec = llama_like(config, max_model_len, default_positions=4096, qkv_bias=bias, out_bias=bias, qk_norm=True)
-    spec = change_attention(spec, lambda i, mixer: replace(mixer, qk_norm_over="all"))
+    spec = change_attention(spec, lambda i, mixer: replace(mixer, qk_norm_over="all", clip=config.optional_number("clip_qkv", None)))
     return with_experts(spec, MoESpec(_router(config), expert_mlp(config, config.size("intermediate_size"))))
 
 

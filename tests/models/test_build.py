@@ -45,6 +45,10 @@ RELEASED = {
     "ipex-tiiuae_falcon-40b": 41.303293952,
     # By hand: 50432 * 4096 of embeddings, 4096 of the last norm, in each of 32 layers 12 * 4096 * 4096 of matrices, 2 * 4096 of norms.
     "ipex-mosaicml_mpt-7b": 6.649286656,
+    # By hand, without the encoder of images: 262144 * 2816 of embeddings, 2816 of the last norm; in each of 30 layers 3 * 2816 * (2112 +
+    # 128 * 704) of MLP and experts, 2816 * 128 + 2816 + 128 of the router, 7 * 2816 of norms, a scalar; in 25 of them 2816 * 256 * (2 * 16
+    # + 2 * 8) + 2 * 256 of attention, in the others 2816 * 512 * (2 * 16 + 2) + 2 * 512.
+    "google--gemma-4-26B-A4B": 25.23314179,
     "Qwen--Qwen2.5-7B-Instruct": 7.6156,
     "Qwen--Qwen3-0.6B": 0.59605,
     "Qwen--Qwen3-32B": 32.7621,

@@ -250,4 +250,12 @@ CASES = (
             attention_k_eq_v=True, num_global_key_value_heads=1, layer_types=[_SLIDING, _FULL, _FULL],
         ),
     ),
+    Case(
+        "gemma4_experts",
+        llama_like(
+            "Gemma4ForCausalLM", "gemma4_text", **{**_GEMMA4, "hidden_size_per_layer_input": 0, "num_hidden_layers": 3},
+            attention_k_eq_v=True, num_global_key_value_heads=1, layer_types=[_SLIDING, _FULL, _FULL], enable_moe_block=True,
+            num_experts=6, top_k_experts=2, moe_intermediate_size=24,
+        ),
+    ),
 )  # fmt: skip

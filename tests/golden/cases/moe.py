@@ -39,7 +39,7 @@ CASES = (
             "Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN, head_dim=8, norm_topk_prob=True, num_hidden_layers=4, decoder_sparse_step=2
         ),
     ),
-    Case("olmoe", llama_like("OlmoeForCausalLM", "olmoe", intermediate_size=24, num_experts=8, num_experts_per_tok=3)),
+    Case("olmoe", llama_like("OlmoeForCausalLM", "olmoe", intermediate_size=24, num_experts=8, num_experts_per_tok=3, clip_qkv=0.9)),
     Case(
         "gpt_oss",
         llama_like(
