@@ -19,7 +19,7 @@ from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint
 from tests.dense import all_logits, dense_attend
 from tests.golden.case import load_golden
-from tests.golden.cases import BY_ARCHITECTURE, CASES
+from tests.golden.cases import CASES
 from tests.golden.checking import check_logits
 
 
@@ -60,8 +60,8 @@ def run_sharded(name: str, shards: int) -> tuple[ModelDef, str]:
     return model, program.as_text()
 
 
-@pytest.mark.parametrize("name", [case.name for case in BY_ARCHITECTURE.values()])
-def test_two_shards_give_what_transformers_gives(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "t5", "bart"])
+def test_two_shards_only_sum_until_they_gather_the_logits(name: str) -> None:
     model, program = run_sharded(name, 2)
     exchanges = re.findall(r"= f32\[([\d,]*)\]\S* (all-reduce|all-gather|all-to-all|collective-permute)\(", program)
     # The logits are gathered once; everything else is a sum of partial results.
