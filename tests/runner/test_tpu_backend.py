@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.ops.attention import AttentionBackend, choose_backend, tpu
+from jaxllm.ops.attention import AttentionBackend, AttentionMetadata, choose_backend, tpu
+from jaxllm.specs import AttendSpec
 from pallas_kernels.devices import find_device
 from tests.checkpoints import tiny_config, write_model
 from tests.golden.case import load_golden
 from tests.golden.cases import CASES
+from tests.pallas.steps import make_step
 from tests.runner import harness
 from tests.runner.harness import Engine, greedy
 
@@ -47,3 +50,13 @@ def test_latents_give_the_golden_tokens(tmp_path, monkeypatch):
     engine = Engine(case.write(tmp_path), max_num_batched_tokens=24, max_num_seqs=4, tensor_parallel_size=2)
     (result,) = engine.generate([golden.prompt], greedy(len(golden.tokens)))
     assert result.tokens == golden.tokens.tolist()
+
+
+def test_a_layer_reads_the_keys_and_values_of_another():
+    step = make_step([(1, 11), (1, 3)], 2, 2, dtype="bfloat16")
+    metadata = AttentionMetadata(step.page_table, step.q_starts, step.kv_lens, step.kv_lens - 1, jnp.arange(2), step.num_decodes)
+
+    out, pages = INTERPRETED.attend_shard(step.q, step.k, step.v, step.cache, metadata, AttendSpec(0.1), None, None)
+    again, same = INTERPRETED.attend_shard(step.q, None, None, pages, metadata, AttendSpec(0.1), None, None)
+    np.testing.assert_array_equal(again, out)
+    np.testing.assert_array_equal(same, pages)

@@ -73,13 +73,12 @@ class Attend:
         [T, H, latent].
 
         Raises:
-            ConfigError: the step's shape does not fit the device's memories (the message says what would), or the layer reads the keys
-                and values of another.
+            ConfigError: the step's shape does not fit the device's memories; the message says what would.
         """
         if isinstance(cache, LayerCache):
             return xla.attend(q, k, v, cache, metadata, spec, sinks, bias)
         if k is None:
-            raise ConfigError("the attention kernel for TPUs cannot read another layer's keys and values; such models run on CPU and GPU")
+            k, v = _kept(cache, metadata, q.shape[-1], q.dtype)
         try:
             return tpu.attend(
                 q,
@@ -100,3 +99,11 @@ class Attend:
             )
         except layout.UnsupportedShapeError as error:
             raise ConfigError(str(error)) from None
+
+
+def _kept(cache: jax.Array, metadata: AttentionMetadata, head_dim: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [T, K, D] of this step's tokens, which another layer has written. The kernel writes them once more."""
+    row = jnp.minimum(metadata.token_rows, metadata.num_rows - 1)
+    page, offset = metadata.page_table[row, metadata.positions // cache.shape[2]], metadata.positions % cache.shape[2]
+    k, v = layout.unpack(cache[page, :, offset][:, :, None], dtype)
+    return k[:, :, 0, :head_dim].astype(dtype), v[:, :, 0, :head_dim].astype(dtype)
