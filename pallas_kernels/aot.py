@@ -68,21 +68,10 @@ def run_isolated(module: str, request: Mapping[str, Any], *, timeout_s: float) -
     Raises:
         AotError: it failed.
     """
-    quiet = {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_MIN_LOG_LEVEL": "3",
-        "TPU_STDERR_LOG_LEVEL": "3",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_ACCELERATOR_TYPE": f"{request['target'].partition(':')[0]}-4",
-        "MOSAIC_GPU_DUMP_PTXAS": "1",
-    }
-    command = [sys.executable, "-m", module]
+    command, environment = [sys.executable, "-m", module], os.environ | compiler_environment(request["target"])
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=timeout_s, env=os.environ | quiet, check=False
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
         raise AotError(f"{module} did not answer for {request['target']} within {timeout_s:.0f} s") from None
@@ -90,6 +79,21 @@ def run_isolated(module: str, request: Mapping[str, Any], *, timeout_s: float) -
         if line.startswith(_MARK):
             return json.loads(line.removeprefix(_MARK)) | _assembler_report(done.stdout + done.stderr)
     raise AotError(f"{module} failed for {request['target']} (exit {done.returncode}): {done.stderr.strip()[-2000:]}")
+
+
+def compiler_environment(target: str) -> dict[str, str]:
+    """What the compilers want to find in the environment of a process, before it imports jax, to compile for a target without it."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_ACCELERATOR_TYPE": f"{target.partition(':')[0]}-4",
+        "MOSAIC_GPU_DUMP_PTXAS": "1",
+    }
 
 
 def _assembler_report(text: str) -> dict[str, int]:

@@ -4,6 +4,8 @@ import jax
 import pytest
 
 from pallas_kernels.aot import AotError, compile_isolated, missing_compiler
+from tests.golden.ahead_of_time import attention_backend, step_request
+from tests.golden.cases import CASES
 
 KERNEL = "pallas_kernels.ragged_paged_attention.aot"
 PRODUCTS = "pallas_kernels.quantized_matmul.aot"
@@ -174,6 +176,27 @@ def test_scales_of_outputs_need_no_kernel(target, activations):
     request = {**PRODUCT, "values": "int8", "group": None, "activations": activations}
     found = compile_isolated(PRODUCTS, {"target": target, "rows": 8, "kernel": False, **request}, timeout_s=300)
     assert found["temp_bytes"] < 4 * MIB < found["argument_bytes"]  # on GPUs sums of parts of the inputs
+
+
+@pytest.mark.heavy
+@pytest.mark.ahead_of_time
+@pytest.mark.parametrize(
+    ("name", "target", "backend"),
+    [
+        pytest.param(name, target, backend, marks=needs)
+        for target, needs in (("v6e:1x1", needs_tpu_compiler), ("h100:1", needs_gpu_compiler))
+        for name, backend in (
+            ("gemma4", "kernel" if target == "v6e:1x1" else "kernel and XLA"),
+            ("gpt_oss", "kernel"),
+            ("qwen3_next", "kernel"),
+        )
+    ],
+)
+def test_steps_of_families_compile_and_copy_no_pages(name, target, backend):
+    """Shared keys and values, experts and sinks, a gated delta net; docs/models.md has every family."""
+    found = compile_isolated(STEP, step_request(CASES[name], target), timeout_s=300)
+    assert attention_backend(CASES[name], found["kernels"]) == backend
+    assert found["alias_bytes"] >= found["cache_bytes"]
 
 
 @needs_tpu_compiler
