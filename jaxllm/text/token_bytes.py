@@ -28,11 +28,12 @@ class PieceDecoder:
         kinds = _decoder_kinds(backend)
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else None
         self._sentencepiece = bool(kinds & {"Metaspace", "ByteFallback", "Replace"})
-        self._added = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
+        self.added = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
         self._texts: dict[int, str] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
-        piece = self._added.get(token_id)
+        """The bytes that an id stands for in the middle of a text; empty beyond the vocabulary."""
+        piece = self.added.get(token_id)
         if piece is not None:
             return piece.encode("utf-8", "replace")
         piece = self._backend.id_to_token(token_id)
@@ -50,6 +51,7 @@ class PieceDecoder:
         return self._backend.decode([token_id], skip_special_tokens=False).encode("utf-8", "replace")
 
     def text_of(self, token_id: int) -> str:
+        """`bytes_of` as text, U+FFFD where they are no whole characters."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self.bytes_of(token_id).decode("utf-8", "replace")

@@ -65,8 +65,10 @@ class Tokenizer:
         self.apply_chat_template = self._templates.render
         if chat_template is not None:
             self._templates.check()
-        self._pieces = PieceDecoder(parts.backend)
-        self._added = {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+        pieces = PieceDecoder(parts.backend)
+        # Tokens that are matched before the model sees the text: id -> text.
+        self.added_tokens = pieces.added
+        self.token_bytes, self.token_text = pieces.bytes_of, pieces.text_of
 
     # ---------------------------------------------------------------- ids
 
@@ -105,9 +107,6 @@ class Tokenizer:
             return count
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
-    def __len__(self) -> int:
-        return self.vocab_size
-
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of an id (`Ġthe`, `▁the`, `<0x0A>`), None beyond the vocabulary."""
         return self.backend.id_to_token(token_id)
@@ -115,20 +114,7 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         return self.backend.token_to_id(token)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id stands for in the middle of a text; empty beyond the vocabulary."""
-        return self._pieces.bytes_of(token_id)
-
-    def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, U+FFFD where they are no whole characters."""
-        return self._pieces.text_of(token_id)
-
     # ---------------------------------------------------------------- special tokens
-
-    @property
-    def added_tokens(self) -> Mapping[int, str]:
-        """Tokens that are matched before the model sees the text: id -> text."""
-        return self._added
 
     @functools.cached_property
     def all_special_ids(self) -> list[int]:
