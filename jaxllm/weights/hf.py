@@ -1,4 +1,4 @@
-"""Safetensors checkpoints: one file or shards with an index, headers read without the data."""
+"""Safetensors checkpoints: one file or shards with an index, memory-mapped, headers read without the data."""
 
 from __future__ import annotations
 
@@ -133,28 +133,17 @@ def _read_header(path: Path) -> dict[str, Tensor]:
         begin, end = info["data_offsets"]
         if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
             raise ModelLoadError(f"{path} is cut off or damaged at {name}: {size} bytes, {8 + length + end} needed")
-        tensors[name] = Tensor(shape, dtype, functools.partial(_read, path, name, shape, dtype, 8 + length + begin))
+        tensors[name] = Tensor(shape, dtype, functools.partial(_read, path, shape, dtype, 8 + length + begin))
     return tensors
 
 
-def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> np.ndarray:
-    """The tensor at an offset of a file. Those of more than two axes are read-only views of mapped memory, whose pages are loaded when
-    they are touched: they may have experts, which are taken one by one.
+def _read(path: Path, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> np.ndarray:
+    """A read-only view of mapped memory, whose pages are loaded when they are touched. The map goes with the view: what was copied does
+    not stay in memory beside its copy.
     """
     count = math.prod(shape)
-    if len(shape) > 2 and count:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, dtype, count, offset).reshape(shape)
-    # Where jax on CPU can use it as it is: at a multiple of 64 bytes.
-    size = count * dtype.itemsize
-    buffer = np.empty(size + 64, np.uint8)
-    start = -buffer.ctypes.data % 64
-    left = buffer.data[start : start + size]
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while left:
-            if not (done := file.readinto(left)):
-                raise ModelLoadError(f"{path} ends within {name}: it has changed since it was opened")
-            left = left[done:]
-    return buffer[start : start + size].view(dtype).reshape(shape)
+    if count == 0:
+        return np.empty(shape, dtype)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(mapped, dtype, count, offset).reshape(shape)

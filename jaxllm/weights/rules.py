@@ -1,14 +1,13 @@
 """Declarative rules from checkpoint tensors to parameters, and the loader that follows them.
 
 A family's rules name, for each parameter it may have, the checkpoint tensors it is made of and how. `bind_rules` turns them into
-recipes for the parameters of a concrete model; `load_params` reads the checkpoint by the recipes, parameter by parameter.
+recipes for the parameters of a concrete model; `load_params` reads the checkpoint by the recipes, one parameter at a time.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,8 +19,6 @@ from jaxllm.weights.transforms import COPY, CheckpointDims, Transform
 
 # Where a message lists names, this many are enough.
 _LISTED = 12
-# Parameters that are built at once: reading one and copying another go together.
-_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -216,7 +213,7 @@ def load_params(model_def: Loadable, checkpoint: Checkpoint, place: Callable[[st
         place: brings one finished parameter (the right shape and dtype) to the devices: an array, or a `Stack` of experts.
 
     Returns:
-        What `place` returned, a parameter each. It is called from threads; at most two parameters are held on the host at a time.
+        What `place` returned, a parameter each. At most one parameter is held on the host at a time.
 
     Raises:
         ModelLoadError: missing or unknown tensors, wrong shapes, values that the dtype cannot hold. Names are checked before reading.
@@ -235,14 +232,13 @@ def load_params(model_def: Loadable, checkpoint: Checkpoint, place: Callable[[st
 
         return Stack(recipe, shape, dtype, read) if recipe.num_experts is not None else recipe.build(read, shape, dtype)
 
-    def load(name: str) -> Any:
+    params = []
+    for name in model_def.names:
         try:
-            return place(name, build(name))
+            params.append(place(name, build(name)))
         except ModelLoadError as error:
             raise ModelLoadError(f"{checkpoint.location}: {name} holds {error}") from None
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(load, model_def.names))
+    return params
 
 
 def _present(layouts: Sequence[Recipe], stored: Mapping[str, str]) -> Recipe:
