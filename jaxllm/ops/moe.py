@@ -1,7 +1,8 @@
 """Mixture of experts (Shazeer et al., 2017, arXiv:1701.06538): which experts a token goes to, and their work. No token is dropped.
 
 Tokens are sorted by expert, so that each expert's rows lie together. On CPU a loop with a dynamic trip count takes blocks of rows of one
-expert, which is work in proportion to the rows: `ragged_dot` multiplies every row with every expert there. Accelerators run `ragged_dot`.
+expert, which is work in proportion to the rows: XLA's `ragged_dot` multiplies every row with every expert there, and on GPUs, which
+have a kernel of ours. TPUs run XLA's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxllm.specs import RouterSpec
+from pallas_kernels.grouped_matmul import gpu as grouped_matmul
 
 # (gate, up) -> hidden, or (up) where experts have no gate; elementwise
 Gate = Callable[..., jax.Array]
@@ -91,7 +93,11 @@ def run_experts(x: jax.Array, routing: Routing, weights: ExpertWeights, gate: Ga
     rows, shares = x[order // top_k], routing.weights
     if weigh_inputs:
         rows, shares = rows * shares.reshape(-1)[order][:, None].astype(x.dtype), jnp.ones_like(shares)
-    run = {"cpu": partial(_by_blocks, gate=gate), "default": partial(_by_ragged_dot, gate=gate)}
+    run = {
+        "cpu": partial(_by_blocks, gate=gate),
+        "cuda": partial(_by_ragged_dot, gate=gate, dot=grouped_matmul.ragged_dot),
+        "default": partial(_by_ragged_dot, gate=gate, dot=lax.ragged_dot),
+    }
     out = lax.platform_dependent(rows, counts, weights, **run)
     # Rows past the last expert's belong to nobody: what lies there must not meet the sum, not even times zero.
     out = jnp.where(jnp.arange(len(out))[:, None] < counts.sum(), out, 0)
@@ -122,13 +128,13 @@ def _by_blocks(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate:
     return lax.fori_loop(0, block_ends[-1], turn, jnp.zeros_like(padded))[: len(rows)]
 
 
-def _by_ragged_dot(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate: Gate) -> jax.Array:
-    """rows [N, M], sorted by expert, to [N, M]."""
-    both = _grouped(lax.ragged_dot(rows, _matrices(weights.gate_up), counts, preferred_element_type=rows.dtype), weights)
+def _by_ragged_dot(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate: Gate, dot: Callable[..., jax.Array]) -> jax.Array:
+    """rows [N, M], sorted by expert, to [N, M]; `dot` as `lax.ragged_dot`."""
+    both = _grouped(dot(rows, _matrices(weights.gate_up), counts), weights)
     if weights.gate_up_bias is not None:
         expert = jnp.sum(jnp.cumsum(counts) <= jnp.arange(len(rows))[:, None], axis=1)
         both = both + jnp.take(weights.gate_up_bias, expert, axis=0, mode="clip")
-    return lax.ragged_dot(_hidden(both, gate), weights.down, counts, preferred_element_type=rows.dtype)
+    return dot(_hidden(both, gate), weights.down, counts)
 
 
 def _matrices(gate_up: jax.Array) -> jax.Array:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ from jax.sharding import AxisType, Mesh
 from jaxllm.ops import moe
 from jaxllm.ops.moe import ExpertWeights, Routing, route, run_experts, sharded_experts
 from jaxllm.specs import RouterSpec
+from pallas_kernels.grouped_matmul.gpu import ragged_dot
 
 EXPERTS, GROUPS, WIDTH, HIDDEN = 6, 2, 8, 12
 
@@ -63,11 +67,13 @@ def test_every_token_gets_the_weighted_sum_of_its_experts(name: str, bias: bool,
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
-def test_ragged_dot_gives_what_the_blocks_give() -> None:
+@pytest.mark.parametrize("dot", [jax.lax.ragged_dot, partial(ragged_dot, interpret=True)], ids=["xla", "gpu kernel"])
+def test_grouped_products_give_what_the_blocks_give(dot: Callable[..., jax.Array]) -> None:
     rng = np.random.default_rng(2)
     rows, counts = jnp.asarray(rng.normal(size=(23, WIDTH)), jnp.float32), jnp.asarray([3, 0, 11, 1, 0, 8])
     w = weights(rng, bias=True)
-    np.testing.assert_allclose(moe._by_ragged_dot(rows, counts, w, gate), moe._by_blocks(rows, counts, w, gate), rtol=2e-5, atol=2e-5)
+    got, want = moe._by_ragged_dot(rows, counts, w, gate, dot), moe._by_blocks(rows, counts, w, gate)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_an_overflow_stays_with_its_token() -> None:

@@ -31,6 +31,16 @@ SMALL_LLAMA = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e4,
 }
+SMALL_MIXTURE = SMALL_LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 512,
+    "moe_intermediate_size": 256,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
 MIB = 2**20
 
 needs_tpu_compiler = pytest.mark.skipif(missing_compiler("tpu") is not None, reason=str(missing_compiler("tpu")))
@@ -119,6 +129,13 @@ def test_the_whole_step_compiles_for_gpus_and_copies_no_pages(target):
     assert found["temp_bytes"] < 16 * MIB < found["cache_bytes"]
     check_collectives(found, 16, 16)
     assert found["kernels"] == (layers if target == "h100:4" else 0)
+
+
+@needs_gpu_compiler
+def test_a_step_with_experts_copies_neither_their_weights_nor_rows_for_each():
+    request = {"target": "h100:1", "hf_config": SMALL_MIXTURE, "dtype": "bfloat16", "num_tokens": 64, "num_rows": 64}
+    found = compile_isolated(STEP, request | {"page_size": 64, "max_model_len": 2048, "num_pages": 257}, timeout_s=300)
+    assert found["temp_bytes"] < 8 * MIB < 64 * 512 * 256 * 3 * 2  # the weights of a layer's experts
 
 
 @needs_tpu_compiler
