@@ -129,6 +129,7 @@ TPUs run `jax.lax.ragged_dot`, which is a kernel there (v6e, 4,096 rows, 32 expe
 the weights are read once). On GPUs it multiplies every row with every expert and copies rows for it, 512 MiB at that shape; our kernel,
 in Triton, compiles for A100, H100 and B200 with less than 0.01 MiB. A step of 64 decodes of a small mixture (64 experts of 512 by 256,
 two layers) on an H100 went from 41.1 to 2.6 MiB.
+
 ## Whole steps
 
 Llama-3.1-8B on four devices (tensor parallelism), all 32 layers, 2,049 pages of each. No weight and no page is copied: the
