@@ -24,7 +24,7 @@ from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.output_processor import PoolingState, RequestState
 from jaxllm.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
 from jaxllm.launch import start_engine
-from jaxllm.llm_pooling import PoolingMethods, Progress, progress_bar, prompt_list, refuse, same_length
+from jaxllm.llm_pooling import PoolingMethods, Progress, one_each, progress_bar, prompt_list, refuse
 from jaxllm.outputs import BeamSearchOutput, Logprob, Metric, PoolingRequestOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -209,12 +209,8 @@ class LLM(PoolingMethods):
         *,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
-        if params is None:
-            params = self.get_default_sampling_params()
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        same_length("sampling_params", each, prompts)
-        priorities = [0] * len(prompts) if priority is None else list(priority)
-        same_length("priority", priorities, prompts)
+        each = one_each("sampling_params", self.get_default_sampling_params() if params is None else params, prompts)
+        priorities = one_each("priority", 0 if priority is None else priority, prompts)
         requests = [
             self._front.input.process(next(self._ids), prompt, _final_only(one), priority=level, add_special_tokens=add_special_tokens)
             for prompt, one, level in zip(prompts, each, priorities, strict=True)

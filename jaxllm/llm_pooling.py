@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -125,9 +125,7 @@ class PoolingMethods(ABC):
         special: bool = True,
     ) -> list[PoolingRequestOutput]:
         processor = self._front.pooling
-        given = PoolingParams() if params is None else params
-        each = [given] * len(prompts) if isinstance(given, PoolingParams) else list(given)
-        same_length("pooling_params", each, prompts)
+        each = one_each("pooling_params", PoolingParams() if params is None else params, prompts)
         requests = [
             processor.process(next(self._ids), prompt, _completed(one, task, truncate), add_special_tokens=special)
             for prompt, one in zip(prompts, each, strict=True)
@@ -177,10 +175,12 @@ def prompt_list(prompts: Any) -> Sequence[Prompt]:
     return prompts
 
 
-def same_length(name: str, values: Sequence[Any], prompts: Sequence[Any]) -> None:
-    """Refuse a list of parameters that has not one for each prompt."""
-    if len(values) != len(prompts):
-        raise InvalidRequestError(f"{name} has {len(values)} entries for {len(prompts)} prompts; give one for each", param=name)
+def one_each(name: str, given: Any, prompts: Sequence[Any]) -> list[Any]:
+    """A value for each prompt, from one for all or a list. Raises InvalidRequestError for a list of another length."""
+    each = list(given) if isinstance(given, Iterable) else [given] * len(prompts)
+    if len(each) != len(prompts):
+        raise InvalidRequestError(f"{name} has {len(each)} entries for {len(prompts)} prompts; give one for each", param=name)
+    return each
 
 
 def progress_bar(use_tqdm: Progress, total: int, desc: str, **options: Any) -> tqdm:
