@@ -44,7 +44,7 @@ pages must give the tokens and log-probabilities of transformers. *As another* m
 only the text half of a multimodal one is served: the weights of the named relative in its layout must become the relative's.
 
 The columns of devices say what runs the attention of a step of decodes, in bfloat16, as compiled ahead of time for that device: a kernel
-of ours, or XLA.
+of ours, or XLA. What is empty was not tried.
 
 | architecture | made of | error | v6e | h100 | tested |
 |---|---|---|---|---|---|
