@@ -73,7 +73,7 @@ def compile_step(request: dict[str, Any]) -> dict[str, Any]:
         "temp_bytes": temp_bytes(compiled),
         "alias_bytes": memory.alias_size_in_bytes,
         "cache_bytes": sum(math.prod(pages.sharding.shard_shape(pages.shape)) * pages.dtype.itemsize for pages in jax.tree.leaves(caches)),
-        "kernels": len(re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu)', text)),
+        "kernels": len(_KERNEL.findall(text)),
         "num_layers": len(model_def.cache_layers),
         "collectives": [asdict(found) for found in collectives(text)],
     }
@@ -93,6 +93,8 @@ class Collectives:
     bytes: int
 
 
+# Not those of XLA's own ragged products.
+_KERNEL = re.compile(r'^(?!.*ragged-dot).*custom_call_target="(?:tpu_custom_call|mosaic_gpu)', re.MULTILINE)
 _COLLECTIVE = re.compile(r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(-start)?\(")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 
