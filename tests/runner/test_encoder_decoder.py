@@ -82,17 +82,18 @@ def test_a_preempted_request_is_encoded_again_and_needs_no_prefix_cache(tmp_path
     assert engine.core.scheduler.kv.usage == 0
 
 
-def test_a_prompt_of_the_decoder_goes_on_and_is_cached_with_its_input_only(tmp_path: Path) -> None:
-    engine, golden = start("bart", tmp_path)
+def test_a_prompt_of_the_decoder_goes_on_and_is_cached_with_its_input_only(mixed) -> None:
+    engine, golden = mixed("bart")[0], load_golden("bart")
     prompt, rest = golden.sequence[:20].tolist(), golden.tokens[19:].tolist()
     given, other = golden.encoder.tolist(), golden.encoder[1:].tolist()
 
-    (first,) = generate(engine, golden, [given], prompt)
-    again, elsewhere = generate(engine, golden, [given, other], prompt)
+    first = generate(engine, golden, [given, other], prompt)
+    again = generate(engine, golden, [given, other], prompt)
 
-    assert first.tokens[: len(rest)] == rest
-    assert again.tokens == first.tokens != elsewhere.tokens
-    assert [first.num_cached_tokens, again.num_cached_tokens, elsewhere.num_cached_tokens] == [0, 16, 0]
+    assert first[0].tokens[: len(rest)] == rest
+    assert first[0].tokens != first[1].tokens
+    assert [result.tokens for result in again] == [result.tokens for result in first]
+    assert [result.num_cached_tokens for result in [*first, *again]] == [0, 0, 16, 16]
 
 
 def test_an_input_that_is_not_finite_ends_its_request_and_no_other(mixed, monkeypatch: pytest.MonkeyPatch) -> None:
