@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight, round_rows
+from pallas_kernels.ragged_paged_attention.gpu_products import product
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 _OUTPUTS = 64  # of a warpgroup
@@ -106,7 +107,7 @@ def _run(x: jax.Array, weight: QuantizedWeight, tile: int, splits: int, interpre
                     wide_smem[warpgroup, :, i * width : (i + 1) * width] = part
                     part = wide_smem.at[warpgroup, :, pl.ds(i * width, width)]
                 scale = plgpu.layout_cast(scales_smem[slot, i, mine], plgpu.Layout.WGMMA.reduce(1))
-                products = _product(part, x_smem.at[slot, :, pl.ds(i * width, width)].transpose((1, 0)))
+                products = product(part, x_smem.at[slot, :, pl.ds(i * width, width)].transpose((1, 0)))
                 total = total + products * lax.broadcast_in_dim(scale, total.shape, [0])
             plgpu.commit_smem()  # what was read here may be fetched over, which goes another way through memory
             plgpu.barrier_arrive(consumed.at[slot])
@@ -143,16 +144,6 @@ def _run(x: jax.Array, weight: QuantizedWeight, tile: int, splits: int, interpre
         thread_name="warpgroup",
         interpret=interpret,
     )(x, weight.values, weight.scales.astype(jnp.float32))
-
-
-def _product(a: Any, b: Any) -> jax.Array:
-    """On the tensor cores, in float32; b in shared memory."""
-
-    def run(acc: Any) -> jax.Array:
-        plgpu.wgmma(acc, a, b)
-        return acc[...]
-
-    return pl.run_scoped(run, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
 
 
 def _tiled(shape: tuple[int, ...], dtype: Any, swizzle: int, columns: int) -> Any:

@@ -81,7 +81,6 @@ class _Kernel:
 
     def __init__(self, shape: Shape, blocks: Blocks, activations: str | None):
         self.shape, self.blocks, self.activations = shape, blocks, activations
-        self.parts = max(1, LANES // shape.group)  # groups in a tile of 128 inputs
 
     def __call__(self, x, values, scales, *rest):
         (*zeros, out, total) = rest
@@ -99,26 +98,22 @@ class _Kernel:
             out[...] = total[...].astype(out.dtype)
 
     def _scaled_products(self, total, x, values, scales, zeros=None):
-        width, rows = max(self.shape.group, LANES), self.blocks.rows
+        width, rows = self.shape.width, self.blocks.rows
+        parts = width // self.shape.group
         for start in range(0, self.blocks.inputs, width):
             part, narrow = x[:, start : start + width], values[:, start : start + width]
-            row_scales = None
+            if parts > 1:  # a copy for each group, zero outside of it
+                owner = lax.broadcasted_iota(jnp.int32, part.shape, 1) // self.shape.group
+                part = jnp.concatenate([jnp.where(owner == i, part, jnp.zeros_like(part)) for i in range(parts)])
+            row_scales: Any = 1.0
             if self.activations is not None:
                 part, row_scales = quantize_rows(part, self.activations)
-            if self.parts > 1:  # a copy for each group, zero outside of it
-                owner = lax.broadcasted_iota(jnp.int32, part.shape, 1) // self.shape.group
-                part = jnp.concatenate([jnp.where(owner == i, part, jnp.zeros_like(part)) for i in range(self.parts)])
-            products = _dot(part, narrow)
-            if zeros is not None:
-                sums = jnp.sum(part.astype(jnp.float32), axis=1, keepdims=True)
-            for i in range(self.parts):
-                group = pl.ds(start // self.shape.group + i, 1)
-                mine = products[i * rows : (i + 1) * rows]
-                if zeros is not None:
-                    mine = mine - sums[i * rows : (i + 1) * rows] * zeros[group, :]
-                if row_scales is not None:
-                    mine = mine * row_scales
-                total = total + mine * scales[group, :]
+            products = _dot(part, narrow) * row_scales
+            sums = jnp.sum(part.astype(jnp.float32), axis=1, keepdims=True) * row_scales
+            for i in range(parts):
+                mine, group = slice(i * rows, (i + 1) * rows), pl.ds(start // self.shape.group + i, 1)
+                offset = 0.0 if zeros is None else sums[mine] * zeros[group, :]
+                total = total + (products[mine] - offset) * scales[group, :]
         return total
 
     def _scaled_weight(self, total, x, values, scales, zeros=None):
@@ -136,7 +131,7 @@ class _Kernel:
         for start in range(0, self.blocks.inputs, LANES):
             first = start // self.shape.group
             tile = jnp.broadcast_to(columns[:, first : first + 1], wide)
-            for i in range(1, self.parts):
+            for i in range(1, LANES // self.shape.group):
                 tile = jnp.where(owner == i, jnp.broadcast_to(columns[:, first + i : first + i + 1], wide), tile)
             tiles.append(tile)
         return jnp.concatenate(tiles, axis=1)

@@ -38,6 +38,11 @@ class Shape:
         return self.rounds or self.rows <= _FEW_ROWS
 
     @property
+    def width(self) -> int:
+        """Inputs of one product that is scaled."""
+        return max(self.group, LANES)
+
+    @property
     def key(self) -> str:
         """How the table of exceptions names the shape: rows up to the next power of two."""
         rounded = " rounded" if self.rounds else ""
@@ -57,7 +62,7 @@ class Blocks:
         x, weight, out = self.rows * self.inputs * 2, self.outputs * self.inputs * shape.bits // 8, self.rows * self.outputs
         tables = shape.tables * max(8, self.inputs // shape.group) * self.outputs * 4
         if shape.scales_products:
-            between = self.outputs * max(shape.group, LANES) * 4 + 2 * max(1, LANES // shape.group) * out * 4
+            between = self.outputs * shape.width * 4 + 2 * shape.width // shape.group * out * 4
         else:
             between = self.outputs * self.inputs * 12 + out * 4
         return 2 * (x + weight + out * 2 + tables) + out * 4 + between

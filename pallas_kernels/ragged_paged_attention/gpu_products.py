@@ -37,7 +37,7 @@ class Wgmma:
 
     def scores(self, k: Any) -> jax.Array:
         """Queries by keys [D, S] in shared memory: [M, S] float32."""
-        return _product(self._q, k)
+        return product(self._q, k)
 
     def add(self, state: Any, shrink: jax.Array, weights: jax.Array, v: Any, wait: Callable[[], None]) -> Any:
         """state * shrink [M] + weights [M, S] by values [S, D], which are in shared memory after wait()."""
@@ -48,7 +48,7 @@ class Wgmma:
             return pl.run_state(lambda acc: plgpu.wgmma(acc, weights, v))(plgpu.ACC.init(state))
         self._weights[...] = weights
         wait()
-        return state + _product(self._weights, v)
+        return state + product(self._weights, v)
 
     def sums(self, state: Any) -> Iterator[tuple[slice, jax.Array]]:
         """Columns and what was summed up in them [M, columns]."""
@@ -112,7 +112,7 @@ class TensorMemory:
         return values
 
 
-def _product(a: Any, b: Any) -> jax.Array:
+def product(a: Any, b: Any) -> jax.Array:
     """[M, C] by [C, N] by wgmma, in float32."""
 
     def run(acc: Any) -> jax.Array:
