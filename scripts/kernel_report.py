@@ -116,9 +116,11 @@ temporaries in HBM, and the bytes that it counts on TPUs (what a fusion widens i
 it widens the weight inside of the product, or multiplies in 8 bits, without a copy: XLA runs there (the temporaries on GPUs are sums of
 parts of the inputs, and products before they are scaled). With groups it writes the widened weight to HBM first, so kernels run where there
 are any: `tpu.py`, and `gpu.py` on Hopper, there up to 512 rows (its sums are float32 in HBM, and beside products of more rows XLA's copy is
-small). *Fast memory* is what they plan with, vector memory or the shared memory of a block. Triton would do for more GPUs than Mosaic GPU,
-but Pallas gives it up. What bounds few rows on a v6e, by the compiler's schedule, is not HBM: it widens and multiplies a block of 2 MiB in 4,169
-bundles of instructions where it is fp8, which that TPU has to emulate, and in 2,551 where it is int4 (twice as many weights).
+small). *Fast memory* is what they plan with, vector memory or the shared memory of a block. On GPUs it is Mosaic GPU, which widens weights
+in the registers that wgmma reads; Triton would do for more GPUs, but is deprecated in Pallas.
+
+What bounds few rows on a v6e, by the compiler's schedule, is not HBM: a block of 2 MiB takes 4,169 bundles of instructions where it is fp8,
+which that TPU has to emulate, and 2,551 where it is int4, of twice as many weights.
 
 | weight | step | target | XLA: temporaries MiB | accessed MiB | kernel: temporaries MiB | fast memory MiB | compiled in s |
 |---|---|---|---|---|---|---|---|
@@ -165,7 +167,7 @@ def product_row(weight: str, rows: str, target: str) -> str:
         return f"{plain} | | | {found['seconds']:.1f}"
     found = compile_isolated("pallas_kernels.quantized_matmul.aot", request | {"kernel": True}, timeout_s=180)
     memory = found.get("vmem_bytes") or found["smem_bytes"]
-    return f"{plain} | {found['temp_bytes'] / MIB:.2f} | {memory / MIB:.1f} | {found['seconds']:.1f}"
+    return f"{plain} | {found['temp_bytes'] / MIB:.2f} | {memory / MIB:.2f} | {found['seconds']:.1f}"
 
 
 def llo_row(model: str, step: str, target: str) -> str:
