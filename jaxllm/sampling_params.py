@@ -235,6 +235,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     def verify(self) -> None:
         """Check every field that can be checked without the model. Raises InvalidRequestError."""
         check_fields(self)
+        # msgspec takes a dict for a struct.
+        if isinstance(self.structured_outputs, dict):
+            raise InvalidRequestError("structured_outputs must be StructuredOutputsParams, got dict", param="structured_outputs")
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError("truncate_prompt_tokens must be at least 1, or -1, got 0", param="truncate_prompt_tokens")
         if self.is_greedy and self.n > 1:
