@@ -183,7 +183,7 @@ def test_chat_continues_the_final_message(make):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}]
     output = llm.chat(messages, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)[0]
     assert output.prompt == "<|user|>hi<|end|><|assistant|>so"
-    with pytest.raises(InvalidRequestError, match="add_generation_prompt=False"):
+    with pytest.raises(InvalidRequestError, match="set add_generation_prompt to false"):
         llm.chat(messages, continue_final_message=True)
 
 
