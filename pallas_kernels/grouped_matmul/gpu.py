@@ -7,13 +7,18 @@ MegaBlocks: Gale et al., 2022, arXiv:2211.15841).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
+
+triton: Any
+try:
+    from jax.experimental.pallas import triton
+except ImportError:  # A future jax drops it.
+    triton = None
 
 _COLUMNS = 128  # of a tile
 _INPUTS = 64  # multiplied at once
@@ -32,8 +37,10 @@ class _Visits(NamedTuple):
 def ragged_dot(x: jax.Array, matrices: jax.Array, counts: jax.Array, *, interpret: bool = False) -> jax.Array:
     """As `lax.ragged_dot`: x [N, M], rows of one group together, by matrices [G, M, F] for counts [G] of rows: [N, F] in x's dtype.
 
-    Rows behind the last group's hold anything.
+    Rows behind the last group's hold anything. Where jax has no Triton any more, XLA's product is right, and slow.
     """
+    if triton is None:
+        return lax.ragged_dot(x, matrices, counts)
     num_rows = len(x)
     num_groups, _, num_out = matrices.shape
     rows = min(max(_LEAST_ROWS, pl.next_power_of_2(num_rows // num_groups)), _MOST_ROWS)
@@ -44,7 +51,7 @@ def ragged_dot(x: jax.Array, matrices: jax.Array, counts: jax.Array, *, interpre
         in_specs=[pl.BlockSpec()] * (2 + len(visits)),
         out_specs=pl.BlockSpec(),
         out_shape=jax.ShapeDtypeStruct((num_rows, num_out), x.dtype),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=4),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=4),
         name="grouped_matmul",
         interpret=interpret,
     )(*visits, x, matrices)
@@ -77,10 +84,10 @@ def _multiply(group, tile, start, end, x, matrices, out, *, rows: int):
         def add(turn, total):
             inputs = turn * _INPUTS + jnp.arange(_INPUTS)
             there = inputs < num_in
-            left = plgpu.load(x.at[at[:, None], inputs[None]], mask=owned & there[None], other=0)
-            right = plgpu.load(matrices.at[mine, inputs[:, None], columns[None]], mask=there[:, None] & real, other=0)
+            left = triton.load(x.at[at[:, None], inputs[None]], mask=owned & there[None], other=0)
+            right = triton.load(matrices.at[mine, inputs[:, None], columns[None]], mask=there[:, None] & real, other=0)
             precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
             return total + jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)
 
         total = lax.fori_loop(0, pl.cdiv(num_in, _INPUTS), add, jnp.zeros((rows, _COLUMNS), jnp.float32))
-        plgpu.store(out.at[at[:, None], columns[None]], total.astype(out.dtype), mask=owned & real)
+        triton.store(out.at[at[:, None], columns[None]], total.astype(out.dtype), mask=owned & real)
