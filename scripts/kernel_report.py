@@ -131,8 +131,8 @@ STEP_HEAD = """
 TPUs run `jax.lax.ragged_dot`, which is a kernel there (v6e, 4,096 rows, 32 experts of 2048 by 1024 in bfloat16: 0.06 MiB of temporaries,
 the weights are read once). On GPUs it multiplies every row with every expert and copies rows for it, 512 MiB at that shape; our kernel,
 in Triton, compiles for A100, H100 and B200 with less than 0.01 MiB. A step of 64 decodes of a small mixture (64 experts of 512 by 256,
-two layers) on an H100 went from 41.1 to 2.6 MiB. Pallas has deprecated Triton; its place is then one for Mosaic GPU, which needs a kernel for
-each of these generations.
+two layers) on an H100 went from 41.1 to 2.6 MiB. Pallas has deprecated Triton; its place is then one for Mosaic GPU, which needs a kernel
+for each of these generations.
 
 ## Whole steps
 
