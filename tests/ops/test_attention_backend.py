@@ -76,9 +76,3 @@ def test_float16_and_odd_pages_are_refused_on_tpus():
         tpu.cache_shapes(5, 128, LAYER, jnp.dtype(jnp.float16))
     with pytest.raises(ConfigError, match="multiples of 8"):
         tpu.cache_shapes(5, 20, LAYER, jnp.dtype(jnp.bfloat16))
-
-
-def test_keys_of_another_layer_are_refused_on_tpus():
-    attend = choose_backend("tpu", "TPU v6 lite").attend_shard
-    with pytest.raises(ConfigError, match="another layer's keys and values"):
-        attend(jnp.zeros((1, 2, 64)), None, None, None, None, AttendSpec(1.0), None, None)

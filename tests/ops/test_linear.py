@@ -20,9 +20,7 @@ def test_a_program_for_another_platform_has_none_of_the_cpu_s_detours(platform):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_order_of_operands_changes_nothing(num_rows, dtype):
     rng = np.random.default_rng(num_rows)
-    x, weight = (jnp.asarray(rng.integers(-3, 4, size), dtype) for size in ((num_rows, 2, 16), (3, 4, 2, 16)))
+    x, weight = (jnp.asarray(rng.integers(-3, 4, size), dtype) for size in ((num_rows, 16), (3, 4, 16)))
     got = jax.jit(linear)(x, weight)
     assert got.dtype == dtype
-    np.testing.assert_array_equal(
-        np.asarray(got, np.float32), np.einsum("tab,xyab->txy", *(np.asarray(a, np.float32) for a in (x, weight)))
-    )
+    np.testing.assert_array_equal(np.asarray(got, np.float32), np.einsum("ta,xya->txy", *(np.asarray(a, np.float32) for a in (x, weight))))
