@@ -18,16 +18,11 @@ from jaxllm.runner.sampler import SamplerOutput, top_logprobs_of
 from tests.golden.case import Golden, load_golden
 from tests.golden.cases import CASES, FAMILY_CASES
 from tests.golden.checking import MAX_DELTA
+from tests.runner.conftest import COMPILED_QUICKLY
 from tests.runner.harness import Engine, Generated, greedy
 
 # One case for each way of keeping and reading what is kept: these run in all shapes of steps, and score their prompts.
 ENGINE_CASES = ["llama", "qwen3_types_mixed", "gpt2", "gpt_oss", "deepseek_v3", "llama4", "qwen3_5", "falcon_h1", "gemma4", "bloom"]
-
-
-# Compilation is what takes time here: half of what it takes with these left alone.
-COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-if jax.__version_info__ < (0, 11):
-    COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False  # newer ones have no others
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints import tiny_config, write_model
 from tests.runner.harness import Engine, greedy
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_quickly")]
 
 MAX_TOKENS = 24
 CONFIGS = {

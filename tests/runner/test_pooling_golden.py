@@ -9,6 +9,8 @@ from jaxllm.pooling_params import PoolingParams
 from tests.golden.pooling_cases import CASES, PATH, kept
 from tests.runner.pooling import arrays, make_runner, run
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 MAX_DELTA = 1e-4
 
 
