@@ -36,8 +36,9 @@ _LONGEST_BY_DEFAULT = 8192
 _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
-# Of glibc's mallopt: all threads share one heap, no block comes from the kernel by itself, and only so much free space is given back.
-_M_ARENA_MAX, _M_MMAP_MAX, _M_TRIM_THRESHOLD = (-8, 1), (-4, 0), (-1, 1 << 30)
+# Of glibc's mallopt: threads share two heaps (in one, those of jax wait for each other; in more, blocks of logits come and go), no block
+# comes from the kernel by itself, and only so much free space is given back.
+_M_ARENA_MAX, _M_MMAP_MAX, _M_TRIM_THRESHOLD = (-8, 2), (-4, 0), (-1, 1 << 30)
 
 
 def _keep_freed_memory() -> None:
