@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Prompt:
 
 
 @dataclass(kw_only=True)
-class EngineJob(Generic[P, Output]):
+class EngineJob(ABC, Generic[P, Output]):
     """One HTTP request's work for the engine, whatever that is."""
 
     serving: Serving
@@ -95,8 +96,9 @@ class EngineJob(Generic[P, Output]):
         base = f"{self.response_id}-{uuid.uuid4().hex[:8]}"
         return [self._one(f"{base}-{index}", prompt) for index, prompt in enumerate(self.prompts)]
 
+    @abstractmethod
     def _one(self, request_id: str, prompt: P) -> AsyncGenerator[Output, None]:
-        raise NotImplementedError
+        """The outputs of one prompt."""
 
 
 @dataclass(kw_only=True)

@@ -1,1 +1,3 @@
-"""Products with weights of few bits: `weight.py` is the contract, `reference.py` the oracle, `choose.py` what runs where and why."""
+"""Products with weights of few bits: `weight.py` is the contract, `reference.py` the oracle; `jaxllm/ops/quantized_linear.py` says what
+runs where.
+"""
