@@ -16,7 +16,7 @@ from jaxllm.server.errors import NotFoundError, install_error_handlers
 from jaxllm.server.lifecycle import bind, serve_forever
 from jaxllm.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
 from jaxllm.server.openapi import install_openapi
-from jaxllm.server.routes import chat, completions, generate, messages, operation, pooling, responses, tokenize
+from jaxllm.server.routes import chat, completions, generate, messages, models, operation, pooling, responses, tokenize
 from jaxllm.server.state import ServerState, State
 
 
@@ -37,7 +37,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for routes in (completions, chat, responses, messages, generate):
         app.include_router(routes.router, dependencies=[Depends(_check_generates)])
-    for router in (pooling.router, tokenize.models_router, tokenize.router, operation.router):
+    for router in (pooling.router, models.router, tokenize.router, operation.router):
         app.include_router(router)
     if config.enable_tokenizer_info_endpoint:
         app.include_router(operation.tokenizer_router)

@@ -1,4 +1,4 @@
-"""GET /v1/models, POST /tokenize and /detokenize: the served model and its tokens."""
+"""POST /tokenize and /detokenize: the tokens of the served model."""
 
 from __future__ import annotations
 
@@ -11,29 +11,10 @@ from jaxllm.server.body import read_body
 from jaxllm.server.openapi import documented
 from jaxllm.server.prompts import render_chat
 from jaxllm.server.protocol import DetokenizeRequest, TokenizeRequest
-from jaxllm.server.responses import Detokenized, ModelCard, ModelList, Tokenized, json_response
-from jaxllm.server.state import Serving, State
+from jaxllm.server.responses import Detokenized, Tokenized, json_response
+from jaxllm.server.state import State
 
-models_router = APIRouter(tags=["models"])
 router = APIRouter(tags=["tokens"])
-
-
-def _card(serving: Serving, name: str) -> ModelCard:
-    return ModelCard(id=name, created=serving.created, root=serving.model_root, max_model_len=serving.engine.info.max_model_len)
-
-
-@models_router.get("/v1/models", **documented(None, ModelList))
-async def models(state: State) -> Response:
-    """The names under which the model is served."""
-    serving = state.serving
-    return json_response(ModelList(data=[_card(serving, name) for name in serving.model_names]))
-
-
-@models_router.get("/v1/models/{name:path}", **documented(None, ModelCard))
-async def model(state: State, name: str) -> Response:
-    """One of them."""
-    serving = state.serving
-    return json_response(_card(serving, serving.model_name(name)))
 
 
 @router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
