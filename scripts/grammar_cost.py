@@ -4,8 +4,8 @@
 
 TOKENIZER is a folder with the tokenizer of a real model, CONFIG a config.json whose shape is taken, with random weights. Without one, a
 small model is made for the tokenizer's vocabulary. The same requests run in turn without a constraint, with a regular expression and with
-JSON schemas. Printed are medians over the rounds: CPU time of a step, host and (on CPU) device together, which does not depend on what else
-the machine does; time by the clock; and how much more each is than without a constraint in the same round.
+JSON schemas. Timed are steps that give each row a token. Printed are medians over all of them: CPU time of a step, host and (on CPU) device
+together, which depends less on what else the machine does; time by the clock; and how much more each is than without a constraint.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -44,23 +45,27 @@ def main() -> None:
             folder, max_model_len=512, max_num_seqs=args.rows, max_num_batched_tokens=512, kv_cache_memory_bytes=2**30, enforce_eager=True,
             load_format="dummy" if args.config else "auto",
         ) as llm:  # fmt: skip
-            # The first round compiles.
-            rounds = [{name: step_time(llm, constraint, args) for name, constraint in CONSTRAINTS.items()} for _ in range(args.rounds + 1)][
-                1:
-            ]
-            print(f"{args.rows} rows, vocabulary of {llm.info.vocab_size}, medians of {args.rounds} rounds")
-    for name in CONSTRAINTS:
+            steps: dict[str, list[tuple[float, float]]] = {name: [] for name in CONSTRAINTS}
+            names = list(CONSTRAINTS)
+            for turn in range(args.rounds + 1):
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    took = step_times(llm, CONSTRAINTS[name], args)
+                    if turn:  # the first one compiles
+                        steps[name] += took
+            print(f"{args.rows} rows, vocabulary of {llm.info.vocab_size}, medians of {len(steps['no grammar'])} steps each")
+    for name, took in steps.items():
         parts = []
         for kind, what in enumerate(("of CPU", "by the clock")):
-            took = statistics.median(one[name][kind] for one in rounds)
-            more = statistics.median(one[name][kind] / one["no grammar"][kind] - 1 for one in rounds)
-            parts.append(f"{1e3 * took:7.2f} ms {what} ({100 * more:+.1f} %)")
+            median, plain = (statistics.median(step[kind] for step in one) for one in (took, steps["no grammar"]))
+            parts.append(f"{1e3 * median:7.2f} ms {what} ({100 * (median / plain - 1):+.1f} %)")
         print(f"{name:12} {', '.join(parts)} a step")
 
 
 def write_files(args: argparse.Namespace, folder: Path) -> None:
     from transformers import AutoTokenizer
 
+    for file in args.tokenizer.iterdir():
+        shutil.copy(file, folder)
     if args.config is not None:
         shutil.copy(args.config, folder / "config.json")
     else:
@@ -69,18 +74,29 @@ def write_files(args: argparse.Namespace, folder: Path) -> None:
             intermediate_size=4 * args.hidden, num_hidden_layers=args.layers, max_position_embeddings=512,
         )  # fmt: skip
         write_model(folder, config, tokenizer=False)
-    for file in args.tokenizer.iterdir():
-        shutil.copy(file, folder)
 
 
-def step_time(llm: LLM, constraint: StructuredOutputsParams | None, args: argparse.Namespace) -> tuple[float, float]:
-    """Seconds a step: of CPU, and by the clock."""
+def step_times(llm: LLM, constraint: StructuredOutputsParams | None, args: argparse.Namespace) -> list[tuple[float, float]]:
+    """Seconds of CPU and by the clock of each step that gave every row a token and began behind another one."""
+    client, steps, before = llm._client, [], (time.process_time(), time.perf_counter(), 0)
+    assert client is not None
+    step = client.step
+
+    def timed() -> Any:
+        nonlocal before
+        outputs = step()
+        now = (time.process_time(), time.perf_counter(), len(outputs.outputs))
+        if before[2] == now[2] == args.rows:
+            steps.append((now[0] - before[0], now[1] - before[1]))
+        before = now
+        return outputs
+
+    client.step = timed
     params = SamplingParams(structured_outputs=constraint, max_tokens=args.tokens, ignore_eos=True, temperature=0)
-    start, cpu = time.perf_counter(), time.process_time()
     outputs = llm.generate([[5, 6, 7]] * args.rows, params, use_tqdm=False)
-    took = (time.process_time() - cpu) / args.tokens, (time.perf_counter() - start) / args.tokens
+    client.step = step
     assert all(len(output.outputs[0].token_ids) == args.tokens for output in outputs)
-    return took
+    return steps
 
 
 if __name__ == "__main__":
