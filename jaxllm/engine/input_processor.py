@@ -223,6 +223,7 @@ class InputProcessor:
             reasoning_marks=self._marks(params),
             # More than all is all.
             top_k=min(params.top_k, self._info.vocab_size),
+            thinking_token_budget=None if params.thinking_token_budget is None else min(params.thinking_token_budget, max_tokens),
             bad_words_token_ids=bad_words or None,
             eos_token_ids=self._defaults.eos_token_ids,
             # The engine needs what it comes to, not how it was asked for.

@@ -27,15 +27,20 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise InvalidRequestError(f"the content type must be application/json, got {media_type or 'none'!r}")
-    try:
-        raw = await request.body()
-    except ClientDisconnect:
-        raise ClientDisconnected from None
-    body = model.model_validate(decode_json(raw))
+    body = model.model_validate(await read_json(request))
     body.check()
     state: ServerState = request.app.state.server
     state.serving.model_name(body.model)
     return body
+
+
+async def read_json(request: Request) -> Any:
+    """The request's body, whatever it says it is. Raises InvalidRequestError where it is no JSON of ours."""
+    try:
+        raw = await request.body()
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+    return decode_json(raw)
 
 
 def decode_json(raw: bytes) -> Any:

@@ -123,7 +123,7 @@ class ServerConfig:
     @property
     def api_keys(self) -> tuple[str, ...]:
         """The keys in force: those given, else that of the environment."""
-        from_environment = os.environ.get(API_KEY_VARIABLE)
+        from_environment = os.environ.get(API_KEY_VARIABLE, "").strip()
         return self.api_key or ((from_environment,) if from_environment else ())
 
 
@@ -139,7 +139,7 @@ def _words(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
         else:
             words.append(item)
     for word in words:
-        if not isinstance(word, str) or not word:
+        if not isinstance(word, str) or not word.strip():
             # The value itself may be a secret.
             raise ConfigError(f"{name} must hold non-empty strings")
     return tuple(words)

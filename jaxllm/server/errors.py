@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Literal
 
@@ -21,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 MAX_LISTED_ERRORS = 10
 MAX_ERROR_CHARS = 1_000
+# Of a whole message: values that it shows may be as large as the request.
+MAX_MESSAGE_CHARS = (MAX_LISTED_ERRORS + 1) * MAX_ERROR_CHARS
 
 _TYPES = {
     400: "BadRequestError",
@@ -141,6 +142,8 @@ def error_body(error: BaseException) -> ErrorBody:
         case _:
             logger.error("unexpected error while serving a request", exc_info=error)
             message = "internal server error; the server's log has the details"
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[:MAX_MESSAGE_CHARS] + " ..."
     return ErrorBody(ErrorInfo(message, _TYPES.get(status, HTTPStatus(status).phrase), param, status))
 
 
@@ -150,14 +153,17 @@ def anthropic_error_body(error: BaseException) -> AnthropicErrorBody:
     return AnthropicErrorBody(error=AnthropicErrorInfo(_ANTHROPIC_TYPES.get(info.code, "api_error"), info.message))
 
 
-def error_response(error: BaseException, scope: Scope | None = None, *, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(error: BaseException, scope: Scope) -> Response:
     """The response for an exception, with Retry-After where trying again makes sense, in the form that its route's clients know."""
     status = status_of(error)
-    path = scope["path"].removeprefix(scope.get("root_path", "")) if scope is not None else ""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
     body = anthropic_error_body(error) if path.startswith(_ANTHROPIC_PREFIX) else error_body(error)
-    more = dict(headers or {})
+    more: dict[str, str] = {}
     if isinstance(error, QueueFullError | NotReadyError):
         more["Retry-After"] = str(max(1, error.retry_after_s))
+    if isinstance(error, RequestTooLargeError):
+        # The rest of the body is not read: the connection cannot be used again.
+        more["Connection"] = "close"
     if isinstance(error, UnauthorizedError):
         more["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers:
@@ -178,7 +184,7 @@ def _describe(error: ValidationError) -> tuple[str, str | None]:
         lines.append((f"{field}: {text}" if item["type"] == "missing" else f"{field}: {text}, got {shown}")[:MAX_ERROR_CHARS])
     if len(found) > MAX_LISTED_ERRORS:
         lines.append(f"and {len(found) - MAX_LISTED_ERRORS} more errors")
-    return "; ".join(lines), ".".join(map(str, found[0]["loc"])) or None
+    return "; ".join(lines), ".".join(map(str, found[0]["loc"]))[:MAX_ERROR_CHARS] or None
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -22,6 +22,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.logging import configure_logging
 from jaxllm.server.config import ServerConfig
+from jaxllm.server.http import HttpProtocol
 from jaxllm.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(config: ServerConfig, app: ASGIApp) -> uvicorn.Config:
     made = uvicorn.Config(
         app,
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

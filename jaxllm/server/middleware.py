@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class ApiKeyMiddleware:
     def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = ""):
         self._app = app
         # Digests: of equal length, so that the comparison's time tells nothing about the keys.
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._digests = [hashlib.sha256(os.fsencode(key).strip()).digest() for key in keys]
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,8 +67,7 @@ class BodyLimitMiddleware:
             return
         announced = header(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > self._limit:
-            # The rest of the body is not read: the connection cannot be used again.
-            await error_response(self._error(int(announced)), scope, headers={"Connection": "close"})(scope, receive, send)
+            await error_response(self._error(int(announced)), scope)(scope, receive, send)
             return
         received = 0
 

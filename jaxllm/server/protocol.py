@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 MAX_STOP_STRINGS = 4
 MAX_REQUEST_ID_CHARS = 256
+MAX_PAIRS = 1024
 
 _LATER = "is not supported yet"
 # Fields that users of other servers know and that we do not offer: name -> (values that ask for nothing, why the others are refused).
@@ -60,6 +61,13 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _no_more_pairs(value: Any) -> Any:
+    """Checked before the pairs are: each of millions could be at fault."""
+    if isinstance(value, dict) and len(value) > MAX_PAIRS:
+        raise ValueError(f"Input should have at most {MAX_PAIRS} entries, and has {len(value)}")
+    return value
+
+
 def _bool_is_count(value: Any) -> Any:
     """`logprobs: true` asks for one, false for none."""
     return (1 if value else None) if isinstance(value, bool) else value
@@ -68,7 +76,11 @@ def _bool_is_count(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(_no_bool)]
 Float = Annotated[float, BeforeValidator(_no_bool)]
 Count = Annotated[int | None, BeforeValidator(_bool_is_count)]
-Strings = Annotated[list[str], BeforeValidator(_as_list)]
+# Of millions of items that are at fault, one is told.
+Ints = Annotated[list[Int], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)]
+FewPairs = BeforeValidator(_no_more_pairs)
 
 
 class ApiRequest(BaseModel):
@@ -128,21 +140,21 @@ class GenerationRequest(ApiRequest):
     frequency_penalty: Float | None = None
     repetition_penalty: Float | None = None
     seed: Int | None = None
-    logit_bias: dict[int, Float] | None = Field(None, description="Token id -> bias, -100 to 100")
+    logit_bias: Annotated[dict[int, Float], FewPairs] | None = Field(None, description="Token id -> bias, -100 to 100")
     stop: Strings | None = Field(None, max_length=MAX_STOP_STRINGS, description=f"At most {MAX_STOP_STRINGS} strings that end the output")
-    stop_token_ids: list[Int] | None = None
+    stop_token_ids: Ints | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Int | None = None
     max_tokens: Int | None = Field(None, description="Most tokens to generate. Default: 16 for completions, what fits for chat")
     bad_words: Strings | None = None
-    allowed_token_ids: list[Int] | None = None
+    allowed_token_ids: Ints | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int | None = Field(None, description="Keep this many tokens of the prompt; -1: as many as fit")
     truncation_side: Literal["left", "right"] | None = Field(None, description="Where truncation cuts. Default: left")
     prompt_logprobs: Count = Field(None, description="Top log-probabilities per prompt token; not with stream")
-    logprob_token_ids: list[Int] | None = Field(None, description="Token ids whose log-probabilities are wanted at every position")
+    logprob_token_ids: Ints | None = Field(None, description="Token ids whose log-probabilities are wanted at every position")
     response_format: dict[str, Any] | None = Field(None, description="type: text, json_object, json_schema or structural_tag")
     structured_outputs: dict[str, Any] | None = Field(
         None, description="One of json, regex, choice, grammar, json_object and structural_tag: what the output must look like"
@@ -199,12 +211,12 @@ class CompletionRequest(GenerationRequest):
 class TemplateRequest(ApiRequest):
     """What a request says to the chat template beside its messages."""
 
-    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call")
+    tools: Objects | None = Field(None, description="Functions that the model may call")
     add_generation_prompt: bool | None = Field(None, description="End the prompt with the start of an answer. Default: true")
     continue_final_message: bool | None = Field(None, description="Leave the last message open and continue it")
     chat_template: str | None = Field(None, description="Template for this request; needs --trust-request-chat-template")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template")
-    documents: list[dict[str, Any]] | None = Field(None, description="Documents for templates that show them")
+    documents: Objects | None = Field(None, description="Documents for templates that show them")
     reasoning_effort: str | None = Field(None, description="Variable for the template; 'none' turns thinking off")
 
 
@@ -212,7 +224,7 @@ class ChatCompletionRequest(GenerationRequest, TemplateRequest):
     """Body of POST /v1/chat/completions."""
 
     # Checked where they are rendered: templates decide what a message may hold.
-    messages: list[dict[str, Any]] = Field(description="The conversation: objects with role and content (text, or a list of text parts)")
+    messages: Objects = Field(description="The conversation: objects with role and content (text, or a list of text parts)")
     max_tokens: Int | None = Field(None, ge=1, description="Most tokens to generate. Default: what fits")
     max_completion_tokens: Int | None = Field(None, ge=1, description="Most tokens to generate; goes before max_tokens")
     logprobs: bool | None = Field(None, description="Return the log-probability of each token")
@@ -235,7 +247,7 @@ class TokenizeRequest(TemplateRequest):
     """Body of POST /tokenize: a prompt, or a conversation to be rendered."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages")
     return_token_strs: bool | None = None
 
@@ -248,7 +260,7 @@ class TokenizeRequest(TemplateRequest):
 class DetokenizeRequest(ApiRequest):
     """Body of POST /detokenize."""
 
-    tokens: list[Int]
+    tokens: Ints
 
 
 def check_tools(tools: list[dict[str, Any]] | None, tool_choice: Any) -> None:

@@ -36,17 +36,19 @@ def plain_tools(tools: Sequence[Any] | None) -> list[Any] | None:
 
 
 def plain_value(value: Any, where: str) -> Any:
-    """`value` rebuilt from plain types, so that a template meets no object with methods of its own. Raises InvalidRequestError."""
+    """`value` rebuilt from plain types, so that a template meets no object with methods of its own. Raises InvalidRequestError, which
+    speaks of `where`: names of what is inside would cost more than the value, since keys may be long.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain_value(item, f"{where}.{key}") for key, item in value.items()}
+        return {str(key): plain_value(item, where) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_value(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [plain_value(item, where) for item in value]
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return plain_value(dump(), where)
-    raise InvalidRequestError(f"{where} holds a {type(value).__name__}, which is no JSON value", param=where.split("[")[0].split(".")[0])
+    raise InvalidRequestError(f"{where} holds a {type(value).__name__}, which is no JSON value", param=where.split("[")[0])
 
 
 def join_parts(content: str | list[dict[str, Any]]) -> str:

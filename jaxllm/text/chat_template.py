@@ -213,7 +213,10 @@ def _rendered(template: str, context: Mapping[str, Any]) -> str:
     import jinja2
 
     try:
-        return _compiled(template).render(context)
+        prompt = _compiled(template).render(context)
+        # Escapes in arguments of calls, and in templates, may spell lone surrogates, which are no text.
+        prompt.encode()
+        return prompt
     except jinja2.TemplateSyntaxError as error:
         raise InvalidRequestError(f"the chat template does not compile: {error}", param="chat_template") from error
     except (jinja2.TemplateError, jinja2.sandbox.SecurityError) as error:

@@ -18,15 +18,17 @@ from jaxllm.errors import InvalidRequestError
 
 MAX_DEPTH = 64
 
-_RULE = re.compile(r"(?m)^\s*[A-Za-z_][\w-]*\s*::=")
+_RULE = re.compile(r"(?m)^[^\S\n]*[A-Za-z_][\w-]*\s*::=")
 _CHAR = re.compile(r"\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}|\\.|[^\\]", re.DOTALL)
 _RANGE = re.compile(f"({_CHAR.pattern})(?:-({_CHAR.pattern}))?", re.DOTALL)
 _COUNT = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
-# A rule's name is one with its `::=`, so that it is told from a reference.
+# A rule's name is one with its `::=`, so that it is told from a reference. What is once matched is kept (`*+`), and a class without an end
+# is taken whole: going back over a hostile grammar would take for ever.
 _TOKEN = re.compile(
-    r"""(?:\s|\#[^\n]*)+
-    | (?P<rule>([A-Za-z_][\w-]*)(?:\s|\#[^\n]*)*::=) | (?P<name>[A-Za-z_][\w-]*)
-    | (?P<string>"(?:[^"\\\n]|\\.)*") | (?P<class>\[(?:[^\]\\]|\\.)*\]) | (?P<count>\{[^{}]*\}) | (?P<mark>.)""",
+    r"""(?:\s|\#[^\n]*)++
+    | (?P<rule>([A-Za-z_][\w-]*)(?:\s|\#[^\n]*)*+::=) | (?P<name>[A-Za-z_][\w-]*)
+    | (?P<string>"(?:[^"\\\n]|\\.)*") | (?P<class>\[(?:[^\]\\]|\\.)*+\]) | (?P<count>\{[^{}]*\})
+    | (?P<mark>\[(?:[^\]\\]|\\.)*+ | .)""",
     re.DOTALL | re.VERBOSE,
 )
 _MAX_DIGITS = 6
@@ -58,11 +60,14 @@ def gbnf_to_lark(grammar: str) -> str:
     rules = _Parser(grammar).rules()
     if "root" not in rules:
         raise _error(f"it has no rule 'root'; its rules are {', '.join(map(repr, rules))}"[:500])
-    for name, body in rules.items():
-        for other in _references(body):
-            if other not in rules:
-                raise _error(f"rule {name!r} refers to {other!r}, which is not defined")
-    return _Writer(rules).lark()
+    try:
+        for name, body in rules.items():
+            for other in _references(body):
+                if other not in rules:
+                    raise _error(f"rule {name!r} refers to {other!r}, which is not defined")
+        return _Writer(rules).lark()
+    except RecursionError:
+        raise _error("repetitions of groups of repetitions nest too deep") from None
 
 
 def _error(reason: str) -> InvalidRequestError:
@@ -84,7 +89,7 @@ class _Parser:
         if self._at == len(self._tokens):
             return None
         token = self._tokens[self._at]
-        return token[0] if token.lastgroup == "mark" else token.lastgroup
+        return token[0][0] if token.lastgroup == "mark" else token.lastgroup
 
     def _take(self) -> str:
         self._at += 1

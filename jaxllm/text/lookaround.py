@@ -7,13 +7,16 @@ takes the complement of B.*. This holds where the look-ahead stands outside grou
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
-_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[=!]|\(|\)|\||.", re.DOTALL)
+# A class without an end is taken whole, and nothing is gone back over: a hostile pattern would take for ever.
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\(\?[=!]|\(|\)|\||.", re.DOTALL)
+_MOST = 32
 _BETWEEN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n", "\\ ": " "}
 
 
 def look_ahead_to_lark(pattern: str) -> str | None:
-    """A Lark grammar for a pattern with look-ahead; None where it has none, or has it inside a group or beside an alternative."""
+    """A Lark grammar for a pattern with look-ahead; None where it has none, more than 32 times, inside a group or beside an alternative."""
     if "(?=" not in pattern and "(?!" not in pattern:
         return None
     parts = _split(pattern)
@@ -37,21 +40,22 @@ def look_ahead_to_lark(pattern: str) -> str | None:
 
 def _split(pattern: str) -> list[str] | None:
     """Text and look-aheads in turn, beginning and ending with text."""
-    parts, depth, ahead = [""], 0, -1
-    for piece in _PIECE.findall(pattern):
+    cuts, depth, inside = [0], 0, False
+    for found in _PIECE.finditer(pattern):
+        piece = found[0]
         if piece == "|" and depth == 0:
             return None
         if piece in ("(?=", "(?!"):
             if depth:
                 return None
-            parts.append("")
-            ahead = depth
+            cuts.append(found.start())
+            inside = True
         depth += piece.startswith("(") - (piece == ")")
-        parts[-1] += piece
-        if piece == ")" and depth == ahead:
-            parts.append("")
-            ahead = -1
-    return parts if depth == 0 else None
+        if inside and depth == 0:
+            cuts.append(found.end())
+            inside = False
+    parts = [pattern[start:end] for start, end in pairwise([*cuts, len(pattern)])]
+    return parts if depth == 0 and len(parts) <= 2 * _MOST + 1 else None
 
 
 def in_slashes(pattern: str) -> str:

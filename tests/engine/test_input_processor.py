@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from jaxllm.core_types import EngineInfo
+from jaxllm.engine import wire
 from jaxllm.engine.generation_config import GenerationDefaults
 from jaxllm.engine.input_processor import InputProcessor
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import ReasoningMarks, SamplingParams
 
 VOCAB = 300
 
@@ -68,6 +69,14 @@ def test_every_form_of_a_prompt_gives_the_same_ids(processor):
 def test_prompts_that_cannot_be_served_are_refused(processor, prompt, message):
     with pytest.raises(InvalidRequestError, match=message):
         processor.process("r", prompt, SamplingParams())
+
+
+def test_any_number_of_thinking_tokens_reaches_the_engine(processor):
+    marks = ReasoningMarks(starts=["<think>"], ends=["</think>"], closing="</think>")
+    request = processor.process("r", "hi", SamplingParams(max_tokens=20, thinking_token_budget=10**30, reasoning_marks=marks))
+    (child,) = request.children
+
+    assert wire.decode_request(wire.encode(child)).sampling_params.thinking_token_budget == 20
 
 
 @pytest.mark.parametrize("field", ["stop", "bad_words"])

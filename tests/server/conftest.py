@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from jaxllm.server.app import create_app
 from jaxllm.server.config import ServerConfig
+from jaxllm.server.http import HttpProtocol
 from jaxllm.server.state import ServerState
 from jaxllm.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, load_test_tokenizer
@@ -54,7 +55,7 @@ class LiveServer:
         self.state = state
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        config = uvicorn.Config(create_app(state), http="httptools", loop="uvloop", lifespan="off", log_level="warning")
+        config = uvicorn.Config(create_app(state), http=HttpProtocol, loop="uvloop", lifespan="off", log_level="warning")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self.listener]}, daemon=True)
 

@@ -23,6 +23,7 @@ from jaxllm.server.pooling_api.protocol import ClassifyRequest, EmbeddingRequest
 from jaxllm.text.tokenizer import Tokenizer
 from tests.server.conftest import serving_state
 from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import error_of
 from tests.server.test_any_input import check, values
 
 WIDTH = 4
@@ -77,3 +78,15 @@ def test_the_bases_are_served(clients: dict[str, TestClient]) -> None:
     served = {(name, path) for name, client in clients.items() for path in MODELS if client.post(path, json=MODELS[path][1]).is_success}
     every = {(name, path) for name in clients for path in MODELS}
     assert every - served == {("embedder", "/classify"), ("cross-encoder", "/v1/embeddings")}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/score", {"text_1": "a", "text_2": ["b"] * 20_000}), ("/score", {"text_1": ["b"] * 20_000, "text_2": ["b"] * 20_000}),
+     ("/rerank", {"query": "a", "documents": ["b"] * 20_000})],
+)  # fmt: skip
+def test_too_many_texts_are_refused_before_they_cost_anything(clients: dict[str, TestClient], path: str, body: dict[str, Any]) -> None:
+    for client in clients.values():
+        error = error_of(client.post(path, json=body))
+        assert error["param"] == ("documents" if path == "/rerank" else "text_2")
+        assert "20000" in error["message"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import jaxllm.async_llm
 from jaxllm.cli.main import main
 from jaxllm.errors import ConfigError, EngineDeadError
 from jaxllm.server.batch import BatchFiles, Counts, answer_lines
+from tests.server import fake_batch
 from tests.server.conftest import serving_state
 from tests.server.fake_engine import FakeEngine, load_test_tokenizer
 from tests.server.helpers import HELLO
@@ -254,6 +257,35 @@ def test_the_command_refuses(
 
     assert main(["run-batch", *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_clear_line(batch: Batch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """And the answers that found room count: the same command goes on behind them."""
+    names = [str(number) for number in range(20)]
+    batch.write(*(request(name) for name in names))
+    room = 3_000
+
+    def write(file: int, data: memoryview) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = os_write(file, data[:room])
+        room -= written
+        return written
+
+    os_write = os.write
+    monkeypatch.setattr(jaxllm.async_llm, "AsyncLLM", fake_batch.AsyncLLM)
+    monkeypatch.setattr(os, "write", write)
+    command = ["run-batch", "m", "-i", str(batch.requests), "-o", str(batch.answers), "--no-progress", "--max-inflight", "3"]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "no space left on device" in said
+    assert "Traceback" not in said
+    assert 3 < batch.answers.read_bytes().count(b"\n") < 20
+
+    room = 10**9
+    assert main(command) == 0
+    assert sorted(batch.by_name(), key=int) == names
 
 
 def test_a_killed_process_is_continued(batch: Batch):

@@ -149,7 +149,7 @@ def test_fields_at_fault_are_named_with_their_value(client: TestClient, engine: 
 
 
 def test_many_errors_are_reported_up_to_a_bound(client: TestClient):
-    response = post(client, {"prompt": "a", "stop_token_ids": ["x" * 5000] * 1000})
+    response = post(client, {"prompt": "a", "logit_bias": {f"{number}{'x' * 5000}": 1 for number in range(1000)}})
 
     message = error_of(response)["message"]
     assert message.count("; ") == MAX_LISTED_ERRORS

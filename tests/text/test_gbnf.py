@@ -68,3 +68,25 @@ def test_marks_of_repetition_do_not_pile_up_for_ever():
     for grammar in ('root ::= "a"' + "*" * 100_000, 'root ::= "a"{' + "9" * 10_000 + "}"):
         with pytest.raises(InvalidRequestError):
             gbnf_to_lark(grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= a " + "#" * 10_000,
+        "root ::= " + "[" * 200_000,
+        "root ::= " + '"' * 199_999,
+        "root ::= " + "{" * 200_000,
+        "root ::= " + "a" * 200_000,
+        "\n" * 200_000 + "root ::= (",
+        "root ::= " + "(" * 60 + '"a"' + (")" + "*" * 60) * 60,
+    ],
+    ids=lambda grammar: grammar.strip()[:16],
+)
+def test_hostile_grammars_are_refused_at_once(grammar):
+    with pytest.raises(InvalidRequestError):
+        gbnf_to_lark(grammar)
+
+
+def test_white_space_alone_is_no_gbnf():
+    assert not is_gbnf("\n" * 200_000 + "start: X")

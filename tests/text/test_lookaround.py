@@ -29,3 +29,11 @@ def test_every_short_text_gets_the_verdict_of_python(pattern):
 def test_what_cannot_be_told_is_refused(pattern):
     with pytest.raises(InvalidRequestError):
         matcher_of(regex=pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?=a)" + "[" * 200_000, "(?=a)" + "[" * 200_000 + "\\", "a" * 200_000 + "(?=", "(?=a)" * 20_000, ")((?=a)"]
+)
+def test_hostile_patterns_are_refused_at_once(pattern):
+    with pytest.raises(InvalidRequestError):
+        matcher_of(regex=pattern)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 import zlib
 from array import array
 from collections.abc import Iterator
 from types import TracebackType
 
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, JaxllmError
 
 _ID = re.compile(rb'\{"id":"batch_req_(\d+)_([0-9a-f]{8})"')
 
@@ -40,11 +41,13 @@ class BatchFiles:
         except OSError as error:
             raise ConfigError(f"{error.filename!r} cannot be opened: {(error.strerror or str(error)).lower()}") from None
         try:
+            self._path = output_path
             self._lock(output_path)
             self.num_lines = sum(1 for line in self._input if line.strip())
             self._checksums = array("I")
             self._is_done = bytearray()
-            self._read_answers(output_path)
+            if stat.S_ISREG(os.fstat(self._output).st_mode):
+                self._read_answers(output_path)
             self.num_done = sum(self._is_done)
             self._check(output_path)
         except BaseException:
@@ -65,10 +68,15 @@ class BatchFiles:
                 yield number, line
 
     def write(self, answer: bytes) -> None:
-        """Append one answer, a line of JSON without its end."""
+        """Append one answer, a line of JSON without its end. Raises JaxllmError, where the disk is full for instance."""
         rest = memoryview(answer + b"\n")
-        while rest:
-            rest = rest[os.write(self._output, rest) :]
+        try:
+            while rest:
+                rest = rest[os.write(self._output, rest) :]
+        except OSError as error:
+            raise JaxllmError(
+                f"{self._path!r} cannot be written: {(error.strerror or str(error)).lower()}; once it can, the same command goes on"
+            ) from None
 
     def _answered(self, number: int) -> bool:
         return number <= len(self._is_done) and bool(self._is_done[number - 1])

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.server.protocol import ApiRequest, Float, Int, refuse_fields
+from jaxllm.server.protocol import ApiRequest, Float, Int, Objects, Strings, refuse_fields
 
 MIN_THINKING_BUDGET = 1024
 
@@ -49,11 +49,9 @@ class Thinking(BaseModel):
 class CountTokensRequest(ApiRequest):
     """Body of POST /v1/messages/count_tokens."""
 
-    messages: list[dict[str, Any]] = Field(
-        min_length=1, description="The conversation: objects with role and content (text, or a list of blocks)"
-    )
+    messages: Objects = Field(min_length=1, description="The conversation: objects with role and content (text, or a list of blocks)")
     system: Annotated[Any, WithJsonSchema(_TEXT_SCHEMA)] = Field(None, description="System prompt: text, or a list of text blocks")
-    tools: list[dict[str, Any]] | None = Field(None, description="Tools that the model may call")
+    tools: Objects | None = Field(None, description="Tools that the model may call")
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = Field(None, description="enabled (with budget_tokens), adaptive or disabled")
     output_config: dict[str, Any] | None = Field(None, description="effort: a variable for the chat template; format: json_schema")
@@ -92,7 +90,7 @@ class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages. Sampling fields of chat completions (min_p, seed, ...) are taken as well."""
 
     max_tokens: Int = Field(description="Most tokens to generate")
-    stop_sequences: list[str] | None = None
+    stop_sequences: Strings | None = None
     stream: bool | None = None
     temperature: Float | None = None
     top_p: Float | None = None

@@ -19,7 +19,7 @@ from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.errors import NotFoundError
 from jaxllm.server.generating import EngineJob, final_outputs
 from jaxllm.server.pooling_api.protocol import InputRequest, PoolingRequest, VectorRequest
-from jaxllm.server.prompts import render_chat, split_prompts
+from jaxllm.server.prompts import MAX_SEQUENCES, render_chat, split_prompts
 from jaxllm.server.responses import Usage
 from jaxllm.server.state import ServerState, Serving, request_scope
 
@@ -102,6 +102,10 @@ async def run_scores(
     """How well texts belong together: by a cross-encoder, or by the cosine of embeddings."""
     pooling = pooling_of(state.serving)
     first, second = matched_texts(*texts, names)
+    if len(second) > MAX_SEQUENCES:
+        raise InvalidRequestError(
+            f"{names[1]} may hold at most {MAX_SEQUENCES} texts, got {len(second)}; split them over requests", param=names[1]
+        )
     special = body.add_special_tokens is not False
     if "embed" not in pooling.tasks:
         pooling.check_scores()

@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from jaxllm.errors import InvalidRequestError
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.server.protocol import PROMPT_SCHEMA, ApiRequest, Int, TemplateRequest, refuse_fields
+from jaxllm.server.protocol import PROMPT_SCHEMA, ApiRequest, Int, Objects, TemplateRequest, refuse_fields
 
 # Fields of other servers that would change the answer.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -52,7 +52,7 @@ class InputRequest(PoolingRequest, TemplateRequest):
 
     # Checked by hand: a union of lists would be tried item by item.
     input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = Field(None, description="Text or token ids, or a list of either")
-    messages: list[dict[str, Any]] | None = Field(None, description="A conversation to be rendered by the chat template, instead of input")
+    messages: Objects | None = Field(None, description="A conversation to be rendered by the chat template, instead of input")
     add_generation_prompt: bool | None = Field(False, description="End the conversation with the start of an answer. Default: false")
 
     def check(self) -> None:

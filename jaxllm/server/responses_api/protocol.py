@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.server.protocol import ApiRequest, Float, Int, refuse_fields
+from jaxllm.server.protocol import ApiRequest, FewPairs, Float, Int, Objects, Strings, refuse_fields
 
 LOGPROBS = "message.output_text.logprobs"
 # Reasoning items come with their full text, so that there is nothing to encrypt for clients that keep them.
@@ -46,18 +46,18 @@ class ResponsesRequest(ApiRequest):
     max_output_tokens: Int | None = Field(None, ge=1, description="Most tokens to generate, reasoning included. Default: what fits")
     temperature: Float | None = None
     top_p: Float | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16, description="At most 16 pairs, given back with the response")
+    metadata: Annotated[dict[str, str], FewPairs] | None = Field(None, max_length=16, description="At most 16, given back as they are")
     store: bool | None = Field(None, description="Keep the response for retrieval and continuation. Default: true")
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     background: bool | None = Field(None, description="Answer at once and generate behind it; poll GET /v1/responses/{id}")
     text: dict[str, Any] | None = Field(None, description="format: text, json_object or json_schema")
-    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call")
+    tools: Objects | None = Field(None, description="Functions that the model may call")
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Int | None = Field(None, description="Limits built-in tools, of which there are none")
     reasoning: dict[str, Any] | None = Field(None, description="effort: a variable for the chat template")
-    include: list[str] | None = None
+    include: Strings | None = None
     top_logprobs: Int | None = Field(None, description=f"Alternatives per token; needs {LOGPROBS} in include")
     truncation: Literal["auto", "disabled"] | None = Field(None, description="auto drops the oldest turns of an over-long conversation")
     user: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -19,7 +19,7 @@ from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
 from jaxllm.server.parsers import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from jaxllm.server.prompts import MAX_PROMPTS
-from jaxllm.server.protocol import ApiRequest, ChatCompletionRequest
+from jaxllm.server.protocol import ApiRequest, ChatCompletionRequest, Objects
 from jaxllm.server.responses import (
     ChatChoice,
     ChatCompletion,
@@ -55,7 +55,7 @@ async def chat_completions(request: Request, state: State) -> Response:
 class ChatBatchRequest(ApiRequest):
     """Body of POST /v1/chat/completions/batch. The other fields are those of chat completions, the same for every conversation."""
 
-    messages: list[list[dict[str, Any]]] = Field(
+    messages: list[Objects] = Field(
         min_length=1, max_length=MAX_PROMPTS, description=f"At most {MAX_PROMPTS} conversations; choice i answers conversation i"
     )
     n: Literal[1] | None = Field(None, description="Repeat a conversation for more")

@@ -19,7 +19,7 @@ from jaxllm.server.body import read_body
 from jaxllm.server.generating import Job, Prompt, UsageCounter, final_outputs, merged, new_job
 from jaxllm.server.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.server.openapi import documented
-from jaxllm.server.protocol import ApiRequest, Int, StreamOptions
+from jaxllm.server.protocol import ApiRequest, Int, Ints, StreamOptions
 from jaxllm.server.responses import ChatLogprobs, PromptLogprobs, Usage, json_response
 from jaxllm.server.state import State, request_scope
 from jaxllm.server.streaming import EventStream, frame_of
@@ -34,7 +34,7 @@ _FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams) i
 class GenerateRequest(ApiRequest):
     """Body of POST /inference/v1/generate."""
 
-    token_ids: list[Int] = Field(min_length=1, description="The prompt")
+    token_ids: Ints = Field(min_length=1, description="The prompt")
     sampling_params: dict[str, Any] = Field({}, description="Fields of SamplingParams. max_tokens defaults to what the context leaves")
     output_mode: Literal["tokens", "text"] = Field("tokens", description="text: choices have their text as well")
     stream: bool | None = None

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from jaxllm import __version__
 from jaxllm.errors import InvalidRequestError
-from jaxllm.server.body import decode_json
+from jaxllm.server.body import read_json
 from jaxllm.server.responses import json_response
 from jaxllm.server.routes.chat import chat_completions
 from jaxllm.server.routes.completions import completions
@@ -27,6 +27,7 @@ _CONFLICT = 409
 _NOT_IMPLEMENTED = 501
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 @router.get("/ping")
 @router.post("/ping")
@@ -36,6 +37,7 @@ async def health(state: State) -> Response:
     return Response()
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(state: State) -> Response:
     """200 while new requests are taken: not while the model loads, nor once the server is told to stop."""
@@ -63,7 +65,7 @@ async def metrics(state: State) -> Response:
 @router.post("/invocations")
 async def invocations(request: Request, state: State) -> Response:
     """What /v1/chat/completions answers to a body with messages, and /v1/completions to one with a prompt (SageMaker's convention)."""
-    body = decode_json(await request.body())
+    body = await read_json(request)
     if isinstance(body, dict):
         if "messages" in body:
             return await chat_completions(request, state)
