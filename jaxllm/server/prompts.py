@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jaxllm.errors import InvalidRequestError
@@ -15,6 +17,8 @@ from jaxllm.server.state import ServerState, Serving
 MAX_PROMPTS = 1024
 # Sequences of one HTTP request, over all prompts.
 MAX_SEQUENCES = 16_384
+# Fewer are rendered in less time than a hop to another thread is worth.
+_INLINE_MESSAGES = 256
 
 
 async def completion_prompts(serving: Serving, body: CompletionRequest, params: SamplingParams) -> list[Prompt]:
@@ -38,15 +42,15 @@ async def completion_prompts(serving: Serving, body: CompletionRequest, params: 
 
 async def chat_prompt(state: ServerState, body: ChatCompletionRequest) -> Prompt:
     """The rendered conversation of /v1/chat/completions."""
-    text = render_chat(state, body.messages, body)
+    text = await render_chat(state, body.messages, body)
     ids = await state.serving.tokenizing.encode(
         text, add_special_tokens=bool(body.add_special_tokens), truncated=body.truncate_prompt_tokens is not None
     )
     return _fitted(state.serving, body, text, ids)
 
 
-def render_chat(state: ServerState, messages: Sequence[Mapping[str, Any]], request: TemplateRequest) -> str:
-    """The prompt of a conversation.
+async def render_chat(state: ServerState, messages: Sequence[Mapping[str, Any]], request: TemplateRequest) -> str:
+    """The prompt of a conversation; a long one is rendered in a thread.
 
     Raises:
         InvalidRequestError: a message that is none, options that exclude each other, an untrusted template, or one that refuses
@@ -65,7 +69,8 @@ def render_chat(state: ServerState, messages: Sequence[Mapping[str, Any]], reque
         variables["reasoning_effort"] = request.reasoning_effort
     _check_content(messages)
     continues = bool(request.continue_final_message)
-    return state.serving.engine.tokenizer.apply_chat_template(
+    render = partial(
+        state.serving.engine.tokenizer.apply_chat_template,
         messages,
         request.tools,
         add_generation_prompt=not continues if request.add_generation_prompt is None else request.add_generation_prompt,
@@ -74,6 +79,7 @@ def render_chat(state: ServerState, messages: Sequence[Mapping[str, Any]], reque
         documents=request.documents,
         variables=variables,
     )
+    return render() if len(messages) <= _INLINE_MESSAGES else await asyncio.to_thread(render)
 
 
 def _check_content(messages: Sequence[Mapping[str, Any]]) -> None:

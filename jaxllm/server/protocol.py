@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from jaxllm.engine.input_processor import MAX_REQUEST_TOKENS
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 
 logger = logging.getLogger(__name__)
@@ -76,8 +77,8 @@ def _bool_is_count(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(_no_bool)]
 Float = Annotated[float, BeforeValidator(_no_bool)]
 Count = Annotated[int | None, BeforeValidator(_bool_is_count)]
-# Of millions of items that are at fault, one is told.
-Ints = Annotated[list[Int], Field(fail_fast=True)]
+# Of millions of items that are at fault, one is told. A request cannot do with more ids than it may hold.
+Ints = Annotated[list[Int], Field(fail_fast=True, max_length=MAX_REQUEST_TOKENS)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)]
 FewPairs = BeforeValidator(_no_more_pairs)

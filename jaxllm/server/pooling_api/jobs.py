@@ -65,7 +65,7 @@ async def run_inputs(state: ServerState, request: Request, body: InputRequest, p
     """Pool the inputs of a request, or its conversation."""
     special = body.add_special_tokens
     if body.messages is not None:
-        text = render_chat(state, body.messages, body)
+        text = await render_chat(state, body.messages, body)
         return await run_prompts(state, request, body, [text], params, prefix, "messages", add_special_tokens=bool(special))
     prompts = split_prompts(body.input, "input", MAX_INPUTS)
     return await run_prompts(state, request, body, prompts, params, prefix, "input", add_special_tokens=special is not False)

@@ -90,7 +90,7 @@ async def fitted(state: ServerState, chat: ChatCompletionRequest) -> ChatComplet
     room = state.serving.engine.info.max_kept(chat.max_completion_tokens)
 
     async def fits(cut: int) -> bool:
-        text = render_chat(state, [*messages[:first], *messages[cut:]], chat)
+        text = await render_chat(state, [*messages[:first], *messages[cut:]], chat)
         return len(await state.serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)) <= room
 
     low, high = 0, len(cuts) - 1

@@ -45,7 +45,7 @@ async def count_tokens(request: Request, state: State) -> Response:
     serving = state.serving
     body = await read_body(request, CountTokensRequest)
     chat = chat_request(body)
-    text = render_chat(state, chat.messages, chat)
+    text = await render_chat(state, chat.messages, chat)
     ids = await serving.tokenizing.encode(text, add_special_tokens=False, truncated=True)
     return json_response(TokenCount(len(ids)))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import InvalidRequestError
+from jaxllm.engine.input_processor import check_in_vocabulary
 from jaxllm.server.body import read_body
 from jaxllm.server.openapi import documented
 from jaxllm.server.prompts import render_chat
@@ -24,14 +26,15 @@ async def tokenize(request: Request, state: State) -> Response:
     body = await read_body(request, TokenizeRequest)
     special = body.add_special_tokens
     if body.messages is not None:
-        text = render_chat(state, body.messages, body)
+        text = await render_chat(state, body.messages, body)
         special = bool(special)
     else:
         text = body.prompt or ""
         special = special is not False
     # Counting tokens is allowed beyond the context.
     ids = await serving.tokenizing.encode(text, add_special_tokens=special, truncated=True)
-    names = [serving.engine.tokenizer.id_to_token(token) or "" for token in ids] if body.return_token_strs else None
+    name_of = serving.engine.tokenizer.id_to_token
+    names = await asyncio.to_thread(lambda: [name_of(token) or "" for token in ids]) if body.return_token_strs else None
     return json_response(Tokenized(count=len(ids), max_model_len=serving.engine.info.max_model_len, tokens=ids, token_strs=names))
 
 
@@ -40,8 +43,6 @@ async def detokenize(request: Request, state: State) -> Response:
     """Text of token ids, special tokens included."""
     serving = state.serving
     body = await read_body(request, DetokenizeRequest)
-    limit = serving.engine.info.vocab_size
-    for token in body.tokens:
-        if not 0 <= token < limit:
-            raise InvalidRequestError(f"tokens holds {token}, outside the vocabulary of {limit} ids", param="tokens")
+    if body.tokens:
+        check_in_vocabulary("tokens", body.tokens, serving.engine.info.vocab_size)
     return json_response(Detokenized(serving.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)))
