@@ -53,7 +53,7 @@ class OutputGrammar:
         self.num_tokens += 1
         if self.matcher.consume_token(token_id):
             return None
-        return self.matcher.get_error() or f"token {token_id} does not fit the grammar"
+        return self._error or f"token {token_id} does not satisfy the grammar"
 
     @property
     def is_complete(self) -> bool:
@@ -65,11 +65,14 @@ class OutputGrammar:
         return self.matcher.is_accepting()
 
     @property
+    def _error(self) -> str:
+        return self.matcher.get_error().replace("<non-verbose/>", "").strip()
+
+    @property
     def dead_end(self) -> str:
         """Why nothing may come next, for people."""
-        reason = self.matcher.get_error()
-        if reason:
-            return f"the output grammar cannot be followed any further: {reason.replace('<non-verbose/>', '').strip()}"
+        if self._error:
+            return f"the output grammar cannot be followed any further: {self._error}"
         return "no token is left to sample: those that the output grammar allows here are excluded by allowed_token_ids, or have no token"
 
     def restrict(self, words: np.ndarray) -> None:

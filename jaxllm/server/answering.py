@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ from jaxllm.server.responses import Usage
 from jaxllm.server.sampling import chat_params
 from jaxllm.server.state import ServerState
 from jaxllm.server.structured import constraint_field, with_reasoning
+
+# Of fewer, the grammar is written in less time than a hop to another thread is worth.
+_INLINE_TOOLS = 64
 
 
 class Answering:
@@ -80,7 +84,9 @@ async def open_answering(
     constraint = (field_names or {}).get(constraint, constraint)
     names = {"logprobs": "top_logprobs", "structured_outputs": constraint, **(field_names or {})}
     try:
-        plan = AnswerPlan(state, body)
+        # Schemas may be many and large.
+        is_long = body.response_format is not None or len(body.tools or ()) > _INLINE_TOOLS
+        plan = await asyncio.to_thread(AnswerPlan, state, body) if is_long else AnswerPlan(state, body)
         defaults = serving.engine.default_sampling_params
         params = chat_params(body, defaults, plan.constraint, keep_special_tokens=plan.keeps_special_tokens)
         prompt = await chat_prompt(state, body)

@@ -142,9 +142,7 @@ def error_body(error: BaseException) -> ErrorBody:
         case _:
             logger.error("unexpected error while serving a request", exc_info=error)
             message = "internal server error; the server's log has the details"
-    if len(message) > MAX_MESSAGE_CHARS:
-        message = message[:MAX_MESSAGE_CHARS] + " ..."
-    return ErrorBody(ErrorInfo(message, _TYPES.get(status, HTTPStatus(status).phrase), param, status))
+    return ErrorBody(ErrorInfo(message[:MAX_MESSAGE_CHARS], _TYPES.get(status, HTTPStatus(status).phrase), param, status))
 
 
 def anthropic_error_body(error: BaseException) -> AnthropicErrorBody:

@@ -191,17 +191,17 @@ def _read_json(name: str, value: Any) -> Any:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise _error(name, f"it is not JSON: {error}") from error
+    try:
+        size = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _error(name, f"it is not JSON: {error}") from error
+    if size > MAX_GRAMMAR_CHARS:
+        raise _error(name, f"it has {size} characters; at most {MAX_GRAMMAR_CHARS} are read")
     for text, depth in _walk(value):
         if depth > MAX_JSON_DEPTH:
             raise _error(name, f"it nests more than {MAX_JSON_DEPTH} deep")
         if text is not None:
             _checked_text(name, text)
-    try:
-        size = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
-    except (TypeError, ValueError) as error:
-        raise _error(name, f"it is not JSON: {error}") from error
-    if size > MAX_GRAMMAR_CHARS:
-        raise _error(name, f"it has {size} characters; at most {MAX_GRAMMAR_CHARS} are read")
     return value
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from jaxllm.core_types import ErrorKind
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.structured_output import GrammarMasks, OutputGrammar, mask_of
@@ -254,6 +255,17 @@ def test_a_grammar_does_not_keep_the_next_step_from_being_enqueued():
     assert re.fullmatch("[0-9]{12}", text_of(collected, "r"))
     # One call enqueues the first step, and one reads what was enqueued behind the last token.
     assert calls <= 12 + 2
+
+
+@overlapped
+def test_a_grammar_that_grows_beyond_the_limits_is_the_fault_of_its_request(overlapped):
+    core = core_of(overlapped=overlapped, model=next_token)
+    got = run(core, [constrained("r", constraint={"regex": "(a?){5000}a{5000}"}), make_request("plain", [1, 2], max_tokens=20)])
+    assert got.last["r"].error_kind is ErrorKind.INVALID
+    assert "too many expressions" in got.last["r"].error
+    assert "<" not in got.last["r"].error
+    assert got.tokens["plain"] == alone([1, 2], 20)
+    check_empty(core.scheduler)
 
 
 def test_masks_hold_one_bit_per_id():

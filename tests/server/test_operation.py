@@ -91,7 +91,10 @@ def test_prompts_are_tokenised_and_back(client: TestClient):
 def test_conversations_are_tokenised_as_chat_would(client: TestClient, engine: FakeEngine):
     client.post("/v1/chat/completions", json={"messages": HELLO})
 
-    assert client.post("/tokenize", json={"messages": HELLO}).json()["tokens"] == engine.seen[0][0]
+    tokens = client.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+    many = client.post("/tokenize", json={"messages": [{"role": "user", "content": str(i)} for i in range(300)]}).json()["tokens"]
+    assert tokens == engine.seen[0][0]
+    assert "".join(f"<|user|>{i}<|end|>" for i in range(300)) in client.post("/detokenize", json={"tokens": many}).json()["prompt"]
 
 
 def test_texts_beyond_the_context_are_counted(client: TestClient):

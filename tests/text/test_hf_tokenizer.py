@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -169,3 +170,12 @@ def test_a_public_tokenizer_gives_the_ids_of_transformers(conformance_data, tmp_
     for text in [*TEXTS, "x = 12345 + ½; naïve café\r\n", "日本語テキスト"]:
         assert ours.encode(text) == theirs.encode(text)
     assert ours.apply_chat_template(chat) == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_long_text_does_not_hold_up_other_threads(directory):
+    encoding = threading.Thread(target=load(directory).encode, args=("some words " * 100_000,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        turns += 1
+    assert turns > 1000, "one long call"
