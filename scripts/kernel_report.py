@@ -45,9 +45,18 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "int4, groups of 128": {"values": "int4", "group": 128, "zeros": True, "activations": None},
     "int4, groups of 32": {"values": "int4", "group": 32, "zeros": True, "activations": None},
 }
+# The two products of experts: inputs of the model, width of an expert.
+EXPERTS: dict[str, dict[str, int]] = {
+    "Qwen3-30B-A3B": {"groups": 128, "hidden": 2048, "width": 768, "top_k": 8},
+    "gpt-oss-20b": {"groups": 32, "hidden": 2880, "width": 2880, "top_k": 4},
+    "Mixtral-8x7B": {"groups": 8, "hidden": 4096, "width": 14336, "top_k": 2},
+    "DeepSeek-V3, an eighth (TP 8)": {"groups": 256, "hidden": 7168, "width": 256, "top_k": 8},
+}
+TOKENS = {"64 tokens": 64, "2,048 tokens": 2048}
 KERNEL_DEVICES = ("v5e", "v6e", "tpu7x", "h100")  # with a kernel for groups
 ROWS = {"8 rows": 8, "2,048 rows": 2048}
 PRODUCT_TARGETS = {name: {**TPUS, **GPUS, "b200": "b200:1"}[name] for name in ("v5e", "v6e", "tpu7x", "h100", "b200")}
+EXPERT_TARGETS = {**GPUS, "v6e": "v6e:1x1"}
 STEPS = {"64 decodes": {"tokens": 64, "rows": 64}, "512 tokens, mixed": {"tokens": 512, "rows": 64}}
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -125,15 +134,26 @@ which that TPU has to emulate, and 2,551 where it is int4, of twice as many weig
 | weight | step | target | XLA: temporaries MiB | accessed MiB | kernel: temporaries MiB | fast memory MiB | compiled in s |
 |---|---|---|---|---|---|---|---|
 """
-STEP_HEAD = """
+EXPERT_HEAD = """
 ## Grouped products (experts)
 
-TPUs run `jax.lax.ragged_dot`, which is a kernel there (v6e, 4,096 rows, 32 experts of 2048 by 1024 in bfloat16: 0.06 MiB of temporaries,
-the weights are read once). On GPUs it multiplies every row with every expert and copies rows for it, 512 MiB at that shape; our kernel,
-in Triton, compiles for A100, H100 and B200 with less than 0.01 MiB. A step of 64 decodes of a small mixture (64 experts of 512 by 256,
-two layers) on an H100 went from 41.1 to 2.6 MiB. Pallas has deprecated Triton; its place is then one for Mosaic GPU, which needs a kernel
-for each of these generations.
+The products of all rows with the gates and inputs of their experts, and with their outputs; both in bfloat16. On Hopper and Blackwell they
+run in Mosaic GPU (`pallas_kernels/grouped_matmul/gpu.py`): items of work are tiles of rows of one expert and tiles of 128 outputs, and as
+many programs as there are multiprocessors take them in turn; a weight is read once for each tile of its expert's rows. Outputs are the
+tensor cores' long side, so that the rows of a tile can be few: *tile* is as many as hold an average expert's. Steps of 64 inputs are
+fetched *ahead*, as many as fill the shared memory of a multiprocessor. *Registers* and *spilled* are what the assembler says,
+*temporaries* those of the larger product: tables of which tile is whose, and sums by expert. TPUs run `jax.lax.ragged_dot`, which is a
+kernel there; *accessed* is what the compiler counts for both products, *weights* what they read at least where each expert has rows. On
+GPUs XLA multiplies every row with every expert and copies rows for it.
 
+GPUs before Hopper and Blackwell's for workstations, float32, and inputs or outputs of an expert that are no multiples of 64 run on a kernel
+in Triton (`triton.py`), which Pallas has deprecated: a loop over blocks of rows, which is what CPUs run, would have the host wait for the
+GPU at each block there. Where jax has no Triton any more, XLA's product takes over.
+
+| experts | step | target | tile | ahead | registers | spilled bytes | temporaries MiB | accessed MiB | weights MiB | compiled in s |
+|---|---|---|---|---|---|---|---|---|---|---|
+"""
+STEP_HEAD = """
 ## Whole steps
 
 Llama-3.1-8B on four devices (tensor parallelism), all 32 layers, 2,049 pages of each. No weight and no page is copied: the
@@ -169,6 +189,23 @@ def product_row(weight: str, rows: str, target: str) -> str:
     found = compile_isolated("pallas_kernels.quantized_matmul.aot", request | {"kernel": True}, timeout_s=180)
     memory = found.get("vmem_bytes") or found["smem_bytes"]
     return f"{plain} | {found['temp_bytes'] / MIB:.2f} | {memory / MIB:.2f} | {found['seconds']:.1f}"
+
+
+def expert_row(model: str, step: str, target: str) -> str:
+    """The cells of both products of experts."""
+    shape = EXPERTS[model]
+    hidden, width, groups = (shape[name] for name in ("hidden", "width", "groups"))
+    request = {"target": target, "groups": groups, "rows": TOKENS[step] * shape["top_k"]}
+    sizes = ({"num_in": hidden, "num_out": 2 * width}, {"num_in": width, "num_out": hidden})
+    found = [compile_isolated("tests.pallas.grouped_products", request | size, timeout_s=180) for size in sizes]
+
+    def of(name: str, together: Any, unit: int = 1) -> str:
+        values = [each[name] for each in found if each.get(name) is not None]
+        return f"{together(values) / unit:.{0 if unit == 1 else 2}f}" if values else ""
+
+    kernel = (of("tile_rows", max), of("stages", max), of("registers", max), of("spill_bytes", sum), of("temp_bytes", max, MIB))
+    weights = 3 * groups * hidden * width * 2 / MIB
+    return f"{' | '.join(kernel)} | {of('accessed_bytes', sum, MIB)} | {weights:.0f} | {sum(each['seconds'] for each in found):.1f}"
 
 
 def llo_row(model: str, step: str, target: str) -> str:
@@ -216,13 +253,14 @@ TABLES = (
     (LLO_HEAD, llo_row, tuple(SHAPES), tuple(STEPS), LLO),
     (GPU_HEAD, kernel_row, tuple(SHAPES), tuple(STEPS), GPUS),
     (PRODUCT_HEAD, product_row, tuple(WEIGHTS), tuple(ROWS), PRODUCT_TARGETS),
+    (EXPERT_HEAD, expert_row, tuple(EXPERTS), tuple(TOKENS), EXPERT_TARGETS),
     (STEP_HEAD, step_row, ("Llama-3.1-8B",), tuple(STEPS), SLICES),
 )
 
 
 def main() -> None:
-    targets = {**TPUS, **LLO, **GPUS, **PRODUCT_TARGETS, **SLICES}
-    models, steps = [*SHAPES, *WEIGHTS], [*STEPS, *ROWS]
+    targets = {**TPUS, **LLO, **GPUS, **PRODUCT_TARGETS, **EXPERT_TARGETS, **SLICES}
+    models, steps = [*SHAPES, *WEIGHTS, *(name for name in EXPERTS if name not in SHAPES)], [*STEPS, *ROWS, *TOKENS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", choices=targets, default=list(targets))
     parser.add_argument("--models", nargs="+", choices=models, default=models)

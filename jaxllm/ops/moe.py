@@ -2,7 +2,7 @@
 
 Tokens are sorted by expert, so that each expert's rows lie together. On CPU a loop with a dynamic trip count takes blocks of rows of one
 expert, which is work in proportion to the rows: XLA's `ragged_dot` multiplies every row with every expert there, and on GPUs, which
-have a kernel of ours. TPUs run XLA's.
+have kernels of ours (`choose_product`). TPUs run XLA's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxllm.ops.attention.gpu import reason_against
 from jaxllm.specs import RouterSpec
-from pallas_kernels.grouped_matmul import gpu as grouped_matmul
+from pallas_kernels.devices import is_blackwell
 
+# (rows [N, M] sorted by expert, matrices [E, M, F], counts [E] of rows) -> [N, F]
+GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 # (gate, up) -> hidden, or (up) where experts have no gate; elementwise
 Gate = Callable[..., jax.Array]
 
@@ -83,8 +86,19 @@ def _sparsemixer(logits: jax.Array, spec: RouterSpec) -> Routing:
     return Routing(jnp.stack(experts, axis=-1), jnp.stack(weights, axis=-1))
 
 
-def run_experts(x: jax.Array, routing: Routing, weights: ExpertWeights, gate: Gate, *, weigh_inputs: bool = False) -> jax.Array:
-    """`RunExperts` on one device. Experts from len(weights.down) on give nothing."""
+def choose_product(platform: str, device_kind: str = "") -> GroupedProduct | None:
+    """The grouped product for devices of a platform that jax calls `device_kind`; None: blocks of rows serve it better."""
+    if platform == "gpu":
+        from pallas_kernels.grouped_matmul import gpu, triton
+
+        return partial(gpu.ragged_dot, blackwell=is_blackwell(device_kind)) if reason_against(device_kind) is None else triton.ragged_dot
+    return None if platform == "cpu" else lax.ragged_dot
+
+
+def run_experts(
+    x: jax.Array, routing: Routing, weights: ExpertWeights, gate: Gate, *, weigh_inputs: bool = False, product: GroupedProduct | None = None
+) -> jax.Array:
+    """`RunExperts` on one device, by `product` or by blocks of rows. Experts from len(weights.down) on give nothing."""
     num_tokens, top_k = routing.experts.shape
     num_experts = len(weights.down)
     experts = routing.experts.reshape(-1)
@@ -93,12 +107,7 @@ def run_experts(x: jax.Array, routing: Routing, weights: ExpertWeights, gate: Ga
     rows, shares = x[order // top_k], routing.weights
     if weigh_inputs:
         rows, shares = rows * shares.reshape(-1)[order][:, None].astype(x.dtype), jnp.ones_like(shares)
-    run = {
-        "cpu": partial(_by_blocks, gate=gate),
-        "cuda": partial(_by_ragged_dot, gate=gate, dot=grouped_matmul.ragged_dot),
-        "default": partial(_by_ragged_dot, gate=gate, dot=lax.ragged_dot),
-    }
-    out = lax.platform_dependent(rows, counts, weights, **run)
+    out = _by_blocks(rows, counts, weights, gate) if product is None else _by_ragged_dot(rows, counts, weights, gate, product)
     # Rows past the last expert's belong to nobody: what lies there must not meet the sum, not even times zero.
     out = jnp.where(jnp.arange(len(out))[:, None] < counts.sum(), out, 0)
     by_token = out[jnp.argsort(order)].reshape(num_tokens, top_k, -1)
@@ -128,7 +137,7 @@ def _by_blocks(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate:
     return lax.fori_loop(0, block_ends[-1], turn, jnp.zeros_like(padded))[: len(rows)]
 
 
-def _by_ragged_dot(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate: Gate, dot: Callable[..., jax.Array]) -> jax.Array:
+def _by_ragged_dot(rows: jax.Array, counts: jax.Array, weights: ExpertWeights, gate: Gate, dot: GroupedProduct) -> jax.Array:
     """rows [N, M], sorted by expert, to [N, M]; `dot` as `lax.ragged_dot`."""
     both = _grouped(dot(rows, _matrices(weights.gate_up), counts), weights)
     if weights.gate_up_bias is not None:
@@ -160,6 +169,8 @@ def sharded_experts(mesh: Mesh, *, experts_axis: str, width_axis: str) -> RunExp
     Tensor parallelism splits widths, not experts: each device then does the same share of each token's work, whatever the routing, and
     reads the same share of each expert's weights.
     """
+    device = mesh.devices.flat[0]
+    run_local = partial(run_experts, product=choose_product(device.platform, device.device_kind))
     split, everywhere = PartitionSpec(experts_axis, width_axis), PartitionSpec()
 
     def run(x: jax.Array, routing: Routing, weights: ExpertWeights, gate: Gate, *, weigh_inputs: bool = False) -> jax.Array:
@@ -167,10 +178,10 @@ def sharded_experts(mesh: Mesh, *, experts_axis: str, width_axis: str) -> RunExp
             num_experts = len(weights.down)
             mine = routing.experts - lax.axis_index(experts_axis) * num_experts
             mine = jnp.where((mine >= 0) & (mine < num_experts), mine, num_experts)
-            out = run_experts(x, routing._replace(experts=mine), weights, gate, weigh_inputs=weigh_inputs)
+            out = run_local(x, routing._replace(experts=mine), weights, gate, weigh_inputs=weigh_inputs)
             return lax.psum(out, (experts_axis, width_axis))
 
         sharded = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, split), out_specs=everywhere, check_vma=False)
         return sharded(x, routing, weights)
 
-    return run if mesh.size > 1 else run_experts
+    return run if mesh.size > 1 else run_local

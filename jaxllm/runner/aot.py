@@ -93,8 +93,8 @@ class Collectives:
     bytes: int
 
 
-# Not those of XLA's own ragged products.
-_KERNEL = re.compile(r'^(?!.*ragged-dot).*custom_call_target="(?:tpu_custom_call|mosaic_gpu)', re.MULTILINE)
+# Not those of the products of experts.
+_KERNEL = re.compile(r'^(?!.*(?:ragged-dot|grouped_matmul)).*custom_call_target="(?:tpu_custom_call|mosaic_gpu)', re.MULTILINE)
 _COLLECTIVE = re.compile(r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(-start)?\(")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 

@@ -1,93 +1,197 @@
-"""Grouped products for NVIDIA GPUs, in Triton: XLA's multiply every row with every group's matrix there, and copy rows for it.
+"""Grouped products for Hopper and Blackwell GPUs, in Mosaic GPU.
 
-A program takes a tile of rows, one of the groups that have rows in it, and a tile of columns; it writes its group's rows alone. A tile
-that several groups share is so visited once for each, which is at most one visit a group more than there are tiles (the scheme of
-MegaBlocks: Gale et al., 2022, arXiv:2211.15841).
+An item of work is a tile of rows, one of the groups that have rows in it (`visits.py`), and a tile of outputs; as many programs as the GPU
+has multiprocessors take items in turn, so that no work and no wait is in proportion to the groups. One warpgroup fetches tiles of rows and
+of the group's matrix by the tensor memory accelerator, as many ahead as shared memory holds, across items. Outputs are the tensor cores'
+long side, so that few rows waste little, and a group's matrix is read once for each tile of its rows.
+
+On Hopper two warpgroups hold the sums of 64 outputs each in registers. On Blackwell one asks for products, which are summed in one of two
+parts of tensor memory, while the other stores those of the item before. A tile may begin with rows of the group before and end with
+rows of the next one; only its group's are stored, a power of two at a time, because the sizes of transfers are static.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-triton: Any
-try:
-    from jax.experimental.pallas import triton
-except ImportError:  # A future jax drops it.
-    triton = None
+from pallas_kernels.grouped_matmul import triton
+from pallas_kernels.grouped_matmul.visits import plan_visits
 
-_COLUMNS = 128  # of a tile
-_INPUTS = 64  # multiplied at once
-_LEAST_ROWS, _MOST_ROWS = 16, 64  # of a tile: what tensor cores take, what registers hold
-
-
-class _Visits(NamedTuple):
-    """By visit, int32: the group, the tile of rows, and the rows [start, end) of the group in it (none: nothing is to be done)."""
-
-    group: jax.Array
-    tile: jax.Array
-    start: jax.Array
-    end: jax.Array
+_OUTPUTS, _INPUTS = 128, 64  # of a tile
+_ALIGNMENT = 8  # of a tile's first row: shared memory is tiled by as many
+_LEAST_ROWS, _MOST_ROWS = 16, 256  # of a tile: what the tensor cores of Blackwell take, what one product takes
+_LOADED_ROWS = 64  # whose sums are in registers at once on Blackwell
+_SHARED_MEMORY = 223 * 1024  # of a block, beside barriers
+_MULTIPROCESSORS = {False: 132, True: 148}  # of Hopper and Blackwell
 
 
-def ragged_dot(x: jax.Array, matrices: jax.Array, counts: jax.Array, *, interpret: bool = False) -> jax.Array:
+def ragged_dot(x: jax.Array, matrices: jax.Array, counts: jax.Array, *, blackwell: bool = False, interpret: Any = None) -> jax.Array:
     """As `lax.ragged_dot`: x [N, M], rows of one group together, by matrices [G, M, F] for counts [G] of rows: [N, F] in x's dtype.
 
-    Rows behind the last group's hold anything. Where jax has no Triton any more, XLA's product is right, and slow.
+    Rows behind the last group's hold anything. What the kernel cannot run, `triton.py` does, said once in the log: dtypes of other than 16
+    bits, inputs or outputs that are no multiples of 64, and less than 128 outputs.
+
+    Args:
+        blackwell: the GPU has tcgen05 and tensor memory; else it has wgmma.
+        interpret: `InterpretGPUParams` to run without a GPU.
     """
-    if triton is None:
-        return lax.ragged_dot(x, matrices, counts)
-    num_rows = len(x)
+    num_rows, num_in = x.shape
     num_groups, _, num_out = matrices.shape
-    rows = min(max(_LEAST_ROWS, pl.next_power_of_2(num_rows // num_groups)), _MOST_ROWS)
-    visits = _visits(counts, pl.cdiv(num_rows, rows) + num_groups, rows)
-    return pl.pallas_call(
-        lambda *refs: _multiply(*refs, rows=rows),
-        grid=(visits.group.shape[0], pl.cdiv(num_out, _COLUMNS)),
-        in_specs=[pl.BlockSpec()] * (2 + len(visits)),
-        out_specs=pl.BlockSpec(),
-        out_shape=jax.ShapeDtypeStruct((num_rows, num_out), x.dtype),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=4),
-        name="grouped_matmul",
+    if x.dtype.name not in ("bfloat16", "float16") or matrices.dtype != x.dtype or num_in % 64 or num_out % 64 or num_out < _OUTPUTS:
+        say_once(f"{x.dtype} rows with {num_out} outputs of {num_in} inputs in {matrices.dtype}")
+        return triton.ragged_dot(x, matrices, counts)
+    rows, stages = plan_tile(num_rows, num_groups)
+    visits = plan_visits(counts, 2 * min(num_rows, num_groups) + pl.cdiv(num_rows, rows), rows, _ALIGNMENT)
+    padding = max(rows, pl.cdiv(num_rows, _ALIGNMENT) * _ALIGNMENT) - num_rows
+    return _run(visits, jnp.pad(x, ((0, padding), (0, 0))), matrices, rows, stages, blackwell, interpret)[:num_rows]
+
+
+def plan_tile(num_rows: int, num_groups: int) -> tuple[int, int]:
+    """Rows of a tile, which holds those of an average group wherever it begins, and how many tiles are in shared memory at once."""
+    rows = min(max(_LEAST_ROWS, pl.next_power_of_2(num_rows // num_groups + _ALIGNMENT)), _MOST_ROWS)
+    return rows, (_SHARED_MEMORY - 2 * rows * _OUTPUTS) // (2 * _INPUTS * (rows + _OUTPUTS))
+
+
+@functools.cache
+def say_once(what: str) -> None:
+    logging.getLogger(__name__).warning("grouped products of %s run through Triton; 16 bits and multiples of 64 from 128 on do not", what)
+
+
+def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages: int, blackwell: bool, interpret: Any) -> jax.Array:
+    num_out = matrices.shape[2]
+    turns, columns = x.shape[1] // _INPUTS, pl.cdiv(num_out, _OUTPUTS)
+    programs = min(_MULTIPROCESSORS[blackwell], visits.shape[1] * columns)
+    parts = 1 if blackwell else 2  # of the outputs of a tile, for a warpgroup each
+    width = _OUTPUTS // parts
+
+    def grouped_matmul(visits, num_visits, x, matrices, out, x_tiles, matrix_tiles, out_tiles, ready, consumed, sums, done, stored):
+        program, warpgroup = lax.axis_index("program"), lax.axis_index("warpgroup")
+        part = 0 if blackwell else warpgroup
+
+        def each_item(body):
+            """body(the item's number in this program, its visit, its first output)."""
+
+            def one(item, _):
+                index = program + item * programs
+                body(item, lax.div(index, columns), lax.rem(index, columns) * _OUTPUTS)
+
+            lax.fori_loop(0, lax.div(num_visits[0] * columns - program + (programs - 1), programs), one, None)
+
+        def fetch(item, visit, output):
+            group, row = visits[0, visit], visits[1, visit]
+
+            def one(turn, _):
+                count, inputs = item * turns + turn, pl.ds(turn * _INPUTS, _INPUTS)
+                slot = lax.rem(count, stages)
+                pl.when(count >= stages)(lambda: plgpu.barrier_wait(consumed.at[slot]))
+                plgpu.copy_gmem_to_smem(x.at[pl.ds(row, rows), inputs], x_tiles.at[slot], ready.at[slot])
+                for i in range(parts):
+                    matrix = matrices.at[group, inputs, pl.ds(output + i * width, width)]
+                    plgpu.copy_gmem_to_smem(matrix, matrix_tiles.at[slot, i], ready.at[slot])
+
+            lax.fori_loop(0, turns, one, None)
+
+        def multiply(item, total):
+            """Sums [outputs, rows] of an item, in registers or in tensor memory."""
+
+            def one(turn, _):
+                slot = lax.rem(item * turns + turn, stages)
+                matrix, x = matrix_tiles.at[slot, part].transpose((1, 0)), x_tiles.at[slot].transpose((1, 0))
+                plgpu.barrier_wait(ready.at[slot])
+                if blackwell:
+                    plgpu.tcgen05_mma(total, matrix, x, consumed.at[slot], accumulate=turn > 0)
+                else:
+                    plgpu.wgmma(total, matrix, x)
+                    plgpu.wgmma_wait(0)  # the other warpgroup has products meanwhile
+                    plgpu.barrier_arrive(consumed.at[slot])
+
+            lax.fori_loop(0, turns, one, None)
+
+        def hopper_item(item, visit, output):
+            def run(total):
+                multiply(item, total)
+                return total[...]
+
+            store(visit, output, [(0, pl.run_scoped(run, plgpu.ACC((width, rows), jnp.float32)))])
+
+        def half(item):
+            """Which half of tensor memory is an item's, and its sums."""
+            index = lax.rem(item, 2)
+            return index, sums.at[:, pl.ds(index * rows, rows)]
+
+        def blackwell_products(item, visit, output):
+            index, total = half(item)
+            pl.when(item >= 2)(lambda: plgpu.barrier_wait(stored.at[index]))
+            multiply(item, total)
+            plgpu.tcgen05_commit_arrive(done.at[index])
+
+        def blackwell_store(item, visit, output):
+            index, total = half(item)
+            step = min(_LOADED_ROWS, rows)
+
+            def load():
+                for row in range(0, rows, step):
+                    loaded = plgpu.async_load_tmem(total.at[:, pl.ds(row, step)], layout=plgpu.Layout.TCGEN05)
+                    plgpu.wait_load_tmem()
+                    yield row, plgpu.layout_cast(loaded, plgpu.Layout.TCGEN05_TRANSPOSED)
+
+            plgpu.barrier_wait(done.at[index])
+            store(visit, output, load())
+            plgpu.barrier_arrive(stored.at[index])
+
+        def store(visit, output, pieces):
+            """Write sums from their row on, as far as rows are the group's."""
+            tile, columns = out_tiles.at[part], pl.ds(output + part * width, width)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            for row, values in pieces:
+                tile.at[pl.ds(row, values.shape[1])].transpose((1, 0))[...] = values.astype(out.dtype)
+            plgpu.commit_smem()
+            _, first, start, end = (visits[field, visit] for field in range(4))
+            number = end - start
+            for size in (rows >> i for i in range(rows.bit_length())):
+
+                def write(start=start, size=size):
+                    plgpu.copy_smem_to_gmem(tile.at[pl.ds(start - first, size)], out.at[pl.ds(start, size), columns])
+
+                pl.when((number & size) != 0)(write)
+                start = start + (number & size)
+
+        pl.when(warpgroup == 2)(lambda: each_item(fetch))
+        pl.when(warpgroup < parts)(lambda: each_item(blackwell_store if blackwell else hopper_item))
+        if blackwell:
+            pl.when(warpgroup == 1)(lambda: each_item(blackwell_products))
+        plgpu.wait_smem_to_gmem(0)
+
+    def tiles(shape: tuple[int, ...], tiled_rows: int = 8) -> Any:
+        # Newer versions of jax declare a method of these that type checkers take for abstract.
+        tiling = plgpu.TilingTransform((tiled_rows, 64))  # type: ignore[abstract]
+        return plgpu.SMEM(shape, x.dtype, transforms=(tiling, plgpu.SwizzleTransform(128)))  # type: ignore[abstract]
+
+    halves = plgpu.Barrier(num_barriers=2, orders_tensor_core=True) if blackwell else None
+    return plgpu.kernel(
+        grouped_matmul,
+        out_type=jax.ShapeDtypeStruct((x.shape[0], num_out), x.dtype),
+        scratch_types=[
+            tiles((stages, rows, _INPUTS)),
+            tiles((stages, parts, _INPUTS, width)),
+            tiles((parts, rows, width), tiled_rows=1),
+            plgpu.Barrier(num_barriers=stages, num_arrivals=1 + parts),
+            plgpu.Barrier(num_barriers=stages, num_arrivals=parts, orders_tensor_core=blackwell),
+            plgpu.TMEM((_OUTPUTS, 2 * rows), jnp.float32) if blackwell else None,
+            *(halves, halves),
+        ],
+        grid=(programs,),
+        grid_names=("program",),
+        num_threads=3,
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        thread_name="warpgroup",
         interpret=interpret,
-    )(*visits, x, matrices)
-
-
-def _visits(counts: jax.Array, size: int, rows: int) -> _Visits:
-    """All visits, and empty ones up to `size`."""
-    ends = jnp.cumsum(counts)
-    starts = ends - counts
-    each = jnp.where(counts > 0, (ends - 1) // rows - starts // rows + 1, 0)
-    visit_ends = jnp.cumsum(each)
-    index = jnp.arange(size)
-    group = jnp.minimum(jnp.sum(visit_ends <= index[:, None], axis=1), len(counts) - 1)
-    tile = starts[group] // rows + index - (visit_ends - each)[group]
-    start = jnp.maximum(starts[group], tile * rows)
-    end = jnp.where(index < visit_ends[-1], jnp.minimum(ends[group], (tile + 1) * rows), start)
-    return _Visits(*(part.astype(jnp.int32) for part in (group, tile, start, end)))
-
-
-def _multiply(group, tile, start, end, x, matrices, out, *, rows: int):
-    visit, column = pl.program_id(0), pl.program_id(1)
-    num_in, num_out = matrices.shape[1:]
-    mine, first, last = group[visit], start[visit], end[visit]
-    at = tile[visit] * rows + jnp.arange(rows)
-    columns = column * _COLUMNS + jnp.arange(_COLUMNS)
-    owned, real = ((at >= first) & (at < last))[:, None], (columns < num_out)[None]
-
-    @pl.when(first < last)
-    def _() -> None:
-        def add(turn, total):
-            inputs = turn * _INPUTS + jnp.arange(_INPUTS)
-            there = inputs < num_in
-            left = triton.load(x.at[at[:, None], inputs[None]], mask=owned & there[None], other=0)
-            right = triton.load(matrices.at[mine, inputs[:, None], columns[None]], mask=there[:, None] & real, other=0)
-            precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
-            return total + jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)
-
-        total = lax.fori_loop(0, pl.cdiv(num_in, _INPUTS), add, jnp.zeros((rows, _COLUMNS), jnp.float32))
-        triton.store(out.at[at[:, None], columns[None]], total.astype(out.dtype), mask=owned & real)
+    )(visits, jnp.sum(visits[2] < visits[3], keepdims=True, dtype=jnp.int32), x, matrices)

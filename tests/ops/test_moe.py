@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from jaxllm.ops import moe
 from jaxllm.ops.moe import ExpertWeights, Routing, route, run_experts, sharded_experts
 from jaxllm.specs import RouterSpec
-from pallas_kernels.grouped_matmul.gpu import ragged_dot
+from pallas_kernels.grouped_matmul.triton import ragged_dot
 
 EXPERTS, GROUPS, WIDTH, HIDDEN = 6, 2, 8, 12
 
@@ -74,6 +74,26 @@ def test_grouped_products_give_what_the_blocks_give(dot: Callable[..., jax.Array
     w = weights(rng, bias=True)
     got, want = moe._by_ragged_dot(rows, counts, w, gate, dot), moe._by_blocks(rows, counts, w, gate)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "module"),
+    [
+        ("tpu", "TPU v6 lite", "jax._src.lax.lax"),
+        ("gpu", "NVIDIA H100 80GB HBM3", "pallas_kernels.grouped_matmul.gpu"),
+        ("gpu", "NVIDIA B200", "pallas_kernels.grouped_matmul.gpu"),
+        ("gpu", "NVIDIA A100-SXM4-80GB", "pallas_kernels.grouped_matmul.triton"),
+        ("gpu", "NVIDIA RTX PRO 6000 Blackwell", "pallas_kernels.grouped_matmul.triton"),
+    ],
+)
+def test_the_device_chooses_the_product(platform: str, kind: str, module: str) -> None:
+    product = moe.choose_product(platform, kind)
+    function = product.func if isinstance(product, partial) else product
+    if module.endswith("gpu") and jax.__version_info__ < (0, 11):
+        module = "pallas_kernels.grouped_matmul.triton"
+    assert function.__module__ == module
+    assert not isinstance(product, partial) or product.keywords == {"blackwell": kind == "NVIDIA B200"}
+    assert moe.choose_product("cpu") is None
 
 
 def test_an_overflow_stays_with_its_token() -> None:

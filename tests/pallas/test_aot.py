@@ -9,6 +9,7 @@ from tests.golden.cases import CASES
 
 KERNEL = "pallas_kernels.ragged_paged_attention.aot"
 PRODUCTS = "pallas_kernels.quantized_matmul.aot"
+GROUPED = "tests.pallas.grouped_products"
 STEP = "jaxllm.runner.aot"
 LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 GEMMA3_4B = {"heads": 8, "kv_heads": 4, "head_dim": 256, "window": 1024}
@@ -136,6 +137,24 @@ def test_a_step_with_experts_copies_neither_their_weights_nor_rows_for_each():
     request = {"target": "h100:1", "hf_config": SMALL_MIXTURE, "dtype": "bfloat16", "num_tokens": 64, "num_rows": 64}
     found = compile_isolated(STEP, request | {"page_size": 64, "max_model_len": 2048, "num_pages": 257}, timeout_s=300)
     assert found["temp_bytes"] < 8 * MIB < 64 * 512 * 256 * 3 * 2  # the weights of a layer's experts
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize(
+    ("target", "rows", "groups", "num_in", "num_out"),
+    [
+        pytest.param("h100", 512, 128, 2048, 1536, id="H100 decode"),
+        pytest.param("b200", 256, 32, 2880, 2880, id="B200 decode, half a tile"),
+        pytest.param("h200", 4096, 8, 4096, 28672, id="H200 prefill", marks=pytest.mark.heavy),
+        pytest.param("b200", 16384, 128, 768, 2048, id="B200 prefill", marks=pytest.mark.heavy),
+    ],
+)
+def test_grouped_products_compile_for_gpus_without_spills_and_copies(target, rows, groups, num_in, num_out):
+    request = {"target": target, "rows": rows, "groups": groups, "num_in": num_in, "num_out": num_out}
+    found = compile_isolated(GROUPED, request, timeout_s=120)
+    assert found["temp_bytes"] < MIB / 16
+    assert found["registers"] <= 168  # of each of 384 threads
+    assert found["spill_bytes"] == 0
 
 
 @needs_tpu_compiler

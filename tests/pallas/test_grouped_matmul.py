@@ -1,4 +1,4 @@
-"""Grouped products against XLA's: shared tiles, groups without rows, rows of nobody, sizes that fill no tile."""
+"""The Triton kernel for grouped products against XLA's: shared tiles, groups without rows, rows of nobody, sizes that fill no tile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul.gpu import ragged_dot
+from pallas_kernels.grouped_matmul.triton import ragged_dot
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
