@@ -50,7 +50,7 @@ def ragged_dot(x: jax.Array, matrices: jax.Array, counts: jax.Array, *, blackwel
         return triton.ragged_dot(x, matrices, counts)
     rows, stages = plan_tile(num_rows, num_groups)
     visits = plan_visits(counts, 2 * min(num_rows, num_groups) + pl.cdiv(num_rows, rows), rows, _ALIGNMENT)
-    padding = max(rows, pl.cdiv(num_rows, _ALIGNMENT) * _ALIGNMENT) - num_rows
+    padding = max(rows - num_rows, -num_rows % _ALIGNMENT)
     return _run(visits, jnp.pad(x, ((0, padding), (0, 0))), matrices, rows, stages, blackwell, interpret)[:num_rows]
 
 
@@ -69,8 +69,7 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
     num_out = matrices.shape[2]
     turns, columns = x.shape[1] // _INPUTS, pl.cdiv(num_out, _OUTPUTS)
     programs = min(_MULTIPROCESSORS[blackwell], visits.shape[1] * columns)
-    parts = 1 if blackwell else 2  # of the outputs of a tile, for a warpgroup each
-    width = _OUTPUTS // parts
+    parts, width = (1, _OUTPUTS) if blackwell else (2, _OUTPUTS // 2)  # of the outputs of a tile, for a warpgroup each
 
     def grouped_matmul(visits, num_visits, x, matrices, out, x_tiles, matrix_tiles, out_tiles, ready, consumed, sums, done, stored):
         program, warpgroup = lax.axis_index("program"), lax.axis_index("warpgroup")
@@ -191,6 +190,7 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
         grid=(programs,),
         grid_names=("program",),
         num_threads=3,
+        # The other semantics choose the tiling of `out`'s tiles, by 8 rows, and stores begin and end anywhere.
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         thread_name="warpgroup",
         interpret=interpret,
