@@ -37,7 +37,6 @@ _TYPES = {
 }
 
 
-_ANTHROPIC_PREFIX = "/v1/messages"
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -155,7 +154,7 @@ def error_response(error: BaseException, scope: Scope) -> Response:
     """The response for an exception, with Retry-After where trying again makes sense, in the form that its route's clients know."""
     status = status_of(error)
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    body = anthropic_error_body(error) if path.startswith(_ANTHROPIC_PREFIX) else error_body(error)
+    body = anthropic_error_body(error) if path.startswith("/v1/messages") else error_body(error)
     more: dict[str, str] = {}
     if isinstance(error, QueueFullError | NotReadyError):
         more["Retry-After"] = str(max(1, error.retry_after_s))

@@ -185,7 +185,9 @@ async def _close_http(state: ServerState, server: _Server, http: asyncio.Task[No
         logger.warning("giving up %d open requests", len(state.open_tasks))
         state.cancel_open()
     await asyncio.wait({http}, timeout=_LAST_WORDS_S)
-    server.force_exit = True
+    # Who still sends a body, or reads none of the answer, is left.
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
     for task in (grace, hurrying):
         task.cancel()
     await asyncio.wait({http}, timeout=_LAST_WORDS_S)

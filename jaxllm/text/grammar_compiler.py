@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.errors import InvalidRequestError
+from jaxllm.errors import InvalidRequestError, QueueFullError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -59,13 +59,16 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: the grammar is wrong, not supported, matches nothing, or goes beyond the limits.
+            QueueFullError: too many others are being compiled.
         """
         self._submit(self._ll_tokenizer, tuple(eos_token_ids)).result()
         future = self.submit(grammar, eos_token_ids)
         try:
             future.result(COMPILE_SECONDS)
         except FutureTimeout:
-            future.cancel()
+            if future.cancel():
+                # It never began.
+                raise QueueFullError(f"for {COMPILE_SECONDS:.0f} s other requests' grammars were compiled; try again later") from None
             raise _error(f"compiling it takes more than {COMPILE_SECONDS:.0f} s; make it simpler") from None
 
     def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -148,11 +151,8 @@ class _Vocabulary:
 def _large_stacks() -> Any:
     """Threads started inside get large stacks, where the platform lets them."""
     before = threading.stack_size()
-    try:
+    with contextlib.suppress(ValueError, RuntimeError):
         threading.stack_size(_STACK_BYTES)
-    except (ValueError, RuntimeError):
-        yield
-        return
     try:
         yield
     finally:

@@ -168,6 +168,21 @@ def test_a_second_signal_ends_the_grace_period(start):
         assert server.end()[0] == 0
 
 
+def test_a_body_that_stopped_half_way_does_not_hold_up_the_end(start):
+    server = start(shutdown_timeout=0.2)
+    server.wait_ready()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        while server.status("/ready") != 200:
+            time.sleep(0.02)
+        status, _, err = server.stop()
+        assert client.recv(100) == b""
+
+    assert status == 0
+    assert "Traceback" not in err
+
+
 def test_a_unix_socket_is_served_and_removed(start, tmp_path: Path):
     path = tmp_path / "socket"
     server = start(uds=str(path))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future
 
 import pytest
 
-from jaxllm.errors import InvalidRequestError
+from jaxllm.errors import InvalidRequestError, QueueFullError
 from jaxllm.sampling_params import ReasoningMarks, StructuredOutputsParams
+from jaxllm.text import grammar_compiler
 from jaxllm.text.grammar import MAX_GRAMMAR_CHARS, output_grammar
 from jaxllm.text.grammar_compiler import GrammarCompiler
 from tests.tiny_tokenizers import byte_ids, byte_level, sentencepiece
@@ -270,3 +272,14 @@ def test_marks_of_reasoning_may_be_special_tokens():
     matcher = after({"starts": ["[T]"], "ends": ["<|start|>"], "is_open": True}, {"<|start|>": 1}, choice=["yes"])
     assert matcher.try_consume_tokens([*byte_ids("hm <|start|> hm"), 1, *byte_ids("yes")]) == 19
     assert matcher.is_stopped()
+
+
+@pytest.mark.parametrize(("began", "error"), [(True, InvalidRequestError), (False, QueueFullError)])
+def test_a_grammar_is_not_blamed_for_those_before_it(monkeypatch: pytest.MonkeyPatch, began: bool, error: type[Exception]):
+    compiling = Future()
+    if began:
+        compiling.set_running_or_notify_cancel()
+    monkeypatch.setattr(grammar_compiler, "COMPILE_SECONDS", 0.01)
+    monkeypatch.setattr(COMPILER, "submit", lambda grammar, eos: compiling)
+    with pytest.raises(error):
+        COMPILER.check(output_grammar(StructuredOutputsParams(choice=["a"])), EOS)

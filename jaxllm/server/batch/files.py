@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import stat
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ class BatchFiles:
             self.num_lines = sum(1 for line in self._input if line.strip())
             self._checksums = array("I")
             self._is_done = bytearray()
-            if stat.S_ISREG(os.fstat(self._output).st_mode):
+            if os.path.isfile(output_path):
                 self._read_answers(output_path)
             self.num_done = sum(self._is_done)
             self._check(output_path)

@@ -33,6 +33,7 @@ from jaxllm.server.responses import (
 )
 from jaxllm.server.state import State, request_scope
 from jaxllm.server.streaming import ChunkHead, EventStream, UsageMode, chat_chunk, finish_members, member
+from jaxllm.text.chat_messages import join_parts, plain_messages
 
 router = APIRouter(tags=["generation"])
 
@@ -107,7 +108,8 @@ class ChatWriter:
         generates_answer = not body.continue_final_message and body.add_generation_prompt is not False
         last = body.messages[-1]
         self._role: str = "assistant" if generates_answer else last["role"]
-        self._echoed = _text(last) if body.echo and last["role"] == self._role else ""
+        is_echoed = body.echo and last["role"] == self._role
+        self._echoed = join_parts(plain_messages([last])[0].get("content", "")) if is_echoed else ""
 
     # ------------------------------------------------------------------------------------------------------ not streamed
 
@@ -237,11 +239,3 @@ class ChatWriter:
 
 def _content(text: str) -> bytes:
     return b'{"content":' + _encode(text) + b"}"
-
-
-def _text(message: dict[str, object]) -> str:
-    """The text of a message, its parts joined as the prompt shows them."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
-    return content if isinstance(content, str) else ""
