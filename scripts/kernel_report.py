@@ -109,9 +109,9 @@ GPU_HEAD = """
 
 Mosaic GPU: wgmma on Hopper, tcgen05 on Blackwell (B200), and a warpgroup that fetches pages by the tensor memory accelerator ahead of those
 that compute; pages of 8 bits, it widens on their way. Pages of 64 positions, in the layout of XLA's attention, which takes over for what
-the kernel does not do (float32, head dims that are no multiple of 16, chunks, linear biases; latents on Blackwell). *Registers* and
-*spilled* are what the assembler says. The temporaries are queries and outputs in tiles, for the most tiles that a step can have. GPUs
-before Hopper, and Blackwell's for workstations, which have neither kind of product, run on XLA's attention; the log says so once.
+the kernel does not do (float32, head dims that are no multiple of 16, chunks, linear biases). *Registers* and *spilled* are
+what the assembler says. The temporaries are queries and outputs in tiles, for the most tiles that a step can have. GPUs before Hopper, and
+Blackwell's for workstations, which have neither kind of product, run on XLA's attention; the log says so once.
 
 | model | step | target | compiled in s | shared memory KiB | registers | spilled bytes | temporaries MiB | in place |
 |---|---|---|---|---|---|---|---|---|

@@ -6,9 +6,10 @@ the tensor cores (`gpu_products.py`), in base 2 (FlashAttention-3, arXiv 2407.08
 heads do not fill the GPU (Flash-Decoding), and merged by XLA, which also writes the step's keys and values into the pages: both are small
 beside the rest.
 
-A latent (`reference.py`) has one page for keys and values, and heads that do not fit 64 rows go to more programs. Its accumulators are too
-wide for one warpgroup: two share the rows, each with half of the columns (as FlashMLA does); both compute the scores, which costs products,
-of which decodes have plenty to spare, but no exchange. Its prompts, absorbed as well, run by tiles of 64 rows.
+A latent (`reference.py`) has one page for keys and values, and heads that do not fit 64 rows go to more programs. Its prompts, absorbed as
+well, run by tiles of 64 rows. On Hopper its sums are too wide for the registers of one warpgroup: two share the rows, each with half of the
+columns (as FlashMLA does); both compute the scores, which costs products, of which decodes have plenty to spare, but no exchange. On
+Blackwell they fit: 64 rows are folded over the 128 lanes of tensor memory, of which 512 columns take half.
 
 Pages are k [N, K, D, S] and v [N, K, S, D], the layout of plain XLA attention, so that shapes that this kernel refuses can go there. The
 warpgroup that fetches pages of 8-bit elements also widens them. Masked positions have weight zero, but are multiplied: what lies in pages
@@ -28,7 +29,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.ragged_paged_attention.gpu_products import TensorMemory, Wgmma
+from pallas_kernels.ragged_paged_attention.gpu_products import MOST_COLUMNS, TensorMemory, Wgmma
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 _MASKED = -1e30
@@ -37,7 +38,7 @@ _LOG2E = math.log2(math.e)
 _DECODE_ROWS = 64  # of a tile, of which those of one token's group of heads are used
 _SHARED_MEMORY = 227 * 1024  # of a block; two blocks fit a multiprocessor with half of it each
 _TENSOR_COLUMNS = 512  # of tensor memory
-_RESERVED = 4096  # of a block, for barriers and reductions
+_RESERVED = 2816  # of a block, for barriers and what alignment takes
 _MAX_STAGES = 6
 _MULTIPROCESSORS = 132  # to choose how decodes are cut; any Hopper or Blackwell has about as many
 
@@ -112,8 +113,8 @@ def check_shape(
     if kept not in (dtype, jnp.float8_e4m3fn, jnp.int8):
         raise UnsupportedShapeError(f"pages of {kept.name} are not supported by the GPU kernel; {dtype.name}, float8_e4m3fn and int8 are")
     if latent is not None:
-        if blackwell or kept != dtype:
-            raise UnsupportedShapeError("latents are supported by the GPU kernel on Hopper, in the dtype of queries")
+        if kept != dtype:
+            raise UnsupportedShapeError("latents are supported by the GPU kernel in the dtype of queries")
         if head_dim % 32 or latent % 128 or not 128 <= latent <= 512:
             raise UnsupportedShapeError(
                 f"a latent of {latent} in keys of {head_dim} is not supported by the GPU kernel; 128, 256, 384, 512 in multiples of 32 are"
@@ -159,7 +160,7 @@ class Plan:
 def plan_tile(head_dim: int, page_size: int, latent: int | None = None, *, decode: bool, blackwell: bool, narrow: bool) -> Plan:
     """Decodes leave room for a second block, if they can, which computes while the first one starts or ends."""
     # Products of 64 rows have their columns in two halves of tensor memory.
-    rows = 128 if blackwell and (not decode or head_dim % 32) else _DECODE_ROWS
+    rows = 128 if blackwell and latent is None and (not decode or head_dim % 32) else _DECODE_ROWS
     page = (2 if latent is None else 1) * page_size * head_dim  # in bytes of 8 bits
 
     def plan(warpgroups: int, room: int) -> Plan:
@@ -211,7 +212,7 @@ class _Call:
     @property
     def columns(self) -> int:
         """Warpgroups that share rows, each with its columns of the values."""
-        return 1 if self.latent is None else 2
+        return 1 if self.latent is None or self.blackwell else 2
 
     def plan(self, cache: Pages, dtype: Any, *, decode: bool) -> Plan:
         """For queries of `dtype`."""
@@ -363,7 +364,9 @@ def _run(
         scratch["weights"] = _shared_matrix(q.dtype, (computing, plan.rows, size), plgpu.find_swizzle(size * 16))
     if call.blackwell:
         scratch["scores"] = plgpu.TMEM((plan.rows, groups * size), jnp.float32)
-        scratch["total"] = plgpu.TMEM((plan.rows, groups * head_dim), jnp.float32)
+        width = call.latent or head_dim
+        part = width if width <= MOST_COLUMNS else math.gcd(width, MOST_COLUMNS)
+        scratch["totals"] = [plgpu.TMEM((plan.rows, groups * part), jnp.float32)] * (width // part)
         scratch["done"] = plgpu.Barrier(num_barriers=groups, orders_tensor_core=True)
     return plgpu.kernel(
         kernel,
@@ -376,7 +379,7 @@ def _run(
         grid_names=("tile", "head", "split"),
         num_threads=computing + 1,
         thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),  # rows lie within warps
         interpret=call.interpret,
     )(page_table, tiles.packed(), q, *sources)
 
@@ -514,7 +517,8 @@ class _Program:
             part = memory.shape[1] // computing
             return memory if computing == 1 else memory.at[:, pl.ds(warpgroup * part, part)]
 
-        return TensorMemory(queries, weights, own(self.scratch["scores"]), own(self.scratch["total"]), self.scratch["done"].at[warpgroup])
+        totals = [own(total) for total in self.scratch["totals"]]
+        return TensorMemory(queries, weights, own(self.scratch["scores"]), totals, self.scratch["done"].at[warpgroup])
 
     def _stretches(self) -> list[tuple[Any, Any, bool]]:
         """Stretches of pages, and whether they need a mask: those that every query sees in full do not."""

@@ -15,7 +15,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-# Columns of a sum of 128 rows that are in registers at once, beside scores; of 64 rows all are.
+# Columns of a sum that are in registers at once: all of one of 64 rows, and of 128 rows, beside scores, a few.
+MOST_COLUMNS = 256
 _COLUMNS = 16
 _STORED_COLUMNS = 64  # as shared memory is tiled
 
@@ -56,17 +57,18 @@ class Wgmma:
 
 
 class TensorMemory:
-    """Of 64 or 128 rows. q [M, D] and `weights` [M, S] are in shared memory, `scores` [M, S] and `total` [M, D] in tensor memory; `done`: a
-    barrier that orders the tensor core.
+    """Of 64 or 128 rows. q [M, D] and `weights` [M, S] are in shared memory, `scores` [M, S] and `totals` in tensor memory. `totals` are
+    equal parts of the columns of the sum, each of at most `MOST_COLUMNS`; `done`: a barrier that orders the tensor core.
     """
 
-    def __init__(self, q: Any, weights: Any, scores: Any, total: Any, done: Any) -> None:
-        self._q, self._weights, self._scores, self._total, self._done = q, weights, scores, total, done
+    def __init__(self, q: Any, weights: Any, scores: Any, totals: list[Any], done: Any) -> None:
+        self._q, self._weights, self._scores, self._totals, self._done = q, weights, scores, totals, done
         self.layout = plgpu.Layout.WGMMA if q.shape[0] == 64 else plgpu.Layout.TCGEN05
 
     def start(self) -> Any:
-        for _, total in self._parts(_COLUMNS):
-            plgpu.async_store_tmem(total, plgpu.layout_cast(jnp.zeros(total.shape, jnp.float32), self.layout))
+        for total in self._totals:
+            for _, part in _parts(total, _COLUMNS):
+                plgpu.async_store_tmem(part, plgpu.layout_cast(jnp.zeros(part.shape, jnp.float32), self.layout))
         plgpu.commit_tmem()
         return ()
 
@@ -77,29 +79,25 @@ class TensorMemory:
 
     def add(self, state: Any, shrink: jax.Array, weights: jax.Array, v: Any, wait: Callable[[], None]) -> Any:
         self._weights[...] = weights.astype(self._q.dtype)
-        for _, total in self._parts(_COLUMNS):
-            values = self._load(total)
-            plgpu.async_store_tmem(total, values * lax.broadcast_in_dim(shrink, values.shape, [0]))
-        plgpu.commit_tmem()
         plgpu.commit_smem()
-        wait()
-        plgpu.tcgen05_mma(self._total, self._weights, v, self._done, accumulate=True)
+        width = self._totals[0].shape[1]
+        for index, total in enumerate(self._totals):  # each is rescaled while the tensor core adds to the one before
+            for _, part in _parts(total, _COLUMNS):
+                values = self._load(part)
+                plgpu.async_store_tmem(part, values * lax.broadcast_in_dim(shrink, values.shape, [0]))
+            plgpu.commit_tmem()
+            if index == 0:
+                wait()
+            plgpu.tcgen05_mma(total, self._weights, v.at[:, pl.ds(index * width, width)], accumulate=True)
+        plgpu.tcgen05_commit_arrive(self._done)
         self._finish()
         return state
 
-    def sums(self, state: Any) -> Iterator[tuple[slice, jax.Array]]:
+    def sums(self, state: Any) -> Iterator[tuple[Any, jax.Array]]:
         del state
-        for columns, total in self._parts(_STORED_COLUMNS):
-            yield columns, self._load(total)
-
-    def _parts(self, step: int) -> Iterator[tuple[Any, Any]]:
-        rows, width = self._q.shape
-        if rows == 64:  # whose columns are folded over the lanes: no part of them can be taken
-            yield slice(None), self._total
-            return
-        for start in range(0, width, step):
-            columns = pl.ds(start, min(step, width - start))
-            yield columns, self._total.at[:, columns]
+        for index, total in enumerate(self._totals):
+            for start, part in _parts(total, _STORED_COLUMNS):
+                yield pl.ds(index * total.shape[1] + start, part.shape[1]), self._load(part)
 
     def _finish(self) -> None:
         """Wait for the product."""
@@ -110,6 +108,16 @@ class TensorMemory:
         values = plgpu.async_load_tmem(source, layout=self.layout)
         plgpu.wait_load_tmem()
         return values
+
+
+def _parts(total: Any, step: int) -> Iterator[tuple[int, Any]]:
+    """Parts of a sum, each with its first column."""
+    rows, width = total.shape
+    if rows == 64:  # whose columns are folded over the lanes: no part of them can be taken
+        yield 0, total
+        return
+    for start in range(0, width, step):
+        yield start, total.at[:, pl.ds(start, min(step, width - start))]
 
 
 def product(a: Any, b: Any) -> jax.Array:

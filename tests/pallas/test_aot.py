@@ -97,6 +97,7 @@ def check_collectives(found, rows, tokens, itemsize=2):
         pytest.param("h100", GEMMA3_4B, 512, marks=[pytest.mark.heavy, pytest.mark.ahead_of_time]),
         ("h100", DEEPSEEK_V3_TP8, 64),
         pytest.param("h200", DEEPSEEK_V3, 512, marks=pytest.mark.heavy),
+        ("b200", DEEPSEEK_V3_TP8, 512),
     ],
     ids=[
         "8B decode",
@@ -108,6 +109,7 @@ def check_collectives(found, rows, tokens, itemsize=2):
         "Gemma mixed",
         "V3 decode",
         "V3 mixed H200",
+        "V3 mixed B200",
     ],
 )
 def test_the_kernel_compiles_for_gpus_without_spills_and_updates_pages_in_place(target, model, tokens):

@@ -93,13 +93,24 @@ def test_every_head_dim_equals_the_reference(head_dim, blackwell):
 LATENT = {"num_kv_heads": 1, "head_dim": 192, "latent": True}
 
 
-def test_decodes_of_latents_equal_the_reference():
-    check(step_of(DECODES, 8, 8, num_heads=16, **LATENT), scale=0.1, latent=128, splits=2)
+@pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
+def test_decodes_of_latents_equal_the_reference(blackwell):
+    check(step_of(DECODES, 8, 8, num_heads=16, **LATENT), scale=0.1, latent=128, splits=2, blackwell=blackwell)
+
+
+@pytest.mark.parametrize(
+    ("latent", "head_dim", "page_size"),
+    [(512, 576, 64), pytest.param(384, 448, 64, marks=pytest.mark.heavy), pytest.param(256, 288, 128, marks=pytest.mark.heavy)],
+)
+def test_sums_of_latents_in_parts_of_tensor_memory_equal_the_reference(latent, head_dim, page_size):
+    step = step_of([(1, 70), (0, 0), (6, 62)], 8, 3, num_heads=16, page_size=page_size, **(LATENT | {"head_dim": head_dim}))
+    check(step, scale=0.05, latent=latent, blackwell=True)
 
 
 @pytest.mark.heavy
-def test_more_heads_than_rows_of_a_tile_share_a_latent():
-    check(step_of([(1, 70), (0, 0), (3, 62)], 4, 3, num_heads=128, **LATENT), scale=0.1, latent=128)
+@pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
+def test_more_heads_than_rows_of_a_tile_share_a_latent(blackwell):
+    check(step_of([(1, 70), (0, 0), (3, 62)], 4, 3, num_heads=128, **LATENT), scale=0.1, latent=128, blackwell=blackwell)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +150,11 @@ def test_transfers_and_computation_do_not_race(step, blackwell):
     check(step, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1, blackwell=blackwell)
 
 
-def test_warpgroups_that_share_rows_of_a_latent_do_not_race():
-    step = step_of([(1, 150), (6, 100), (0, 0), (2, 62)], 16, 5, num_heads=16, **LATENT)
-    check(step, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.1, latent=128)
+@pytest.mark.parametrize(("latent", "blackwell"), [(128, False), (512, True)], ids=["Hopper", "Blackwell"])
+def test_those_that_share_the_columns_of_a_latent_do_not_race(latent, blackwell):
+    """Two warpgroups on Hopper; on Blackwell one, and the tensor core, which adds to a part of the sum while the next is rescaled."""
+    step = step_of([(1, 150), (6, 100), (0, 0), (2, 62)], 16, 5, num_heads=16, **(LATENT | {"head_dim": latent + 64}))
+    check(step, interpret=plgpu.InterpretGPUParams(detect_races=True), scale=0.05, latent=latent, blackwell=blackwell)
 
 
 def test_a_missing_wait_for_a_free_slot_is_caught(monkeypatch):
