@@ -1,6 +1,6 @@
 """Write docs/models.md from the tests: every architecture, what it is made of, how far it is from its reference, and what compiles it.
 
-    python scripts/model_table.py [--target v6e] [--architectures LlamaForCausalLM ...]
+    python scripts/model_table.py [--target v6e] [--architectures LlamaForCausalLM BertModel "encoder of T5ForConditionalGeneration" ...]
 
 Without a target it runs the golden cases of the architectures (a minute or two on CPU). With one it compiles a step of each for an
 accelerator that need not be there: pip install 'jaxllm[plan-tpu,plan-gpu]' brings the compilers. What is not asked for stays as it is in
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,17 +23,21 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jaxllm.models.build import define_model
+from jaxllm.models.pooling import define_pooling
 from jaxllm.models.registry import FAMILIES
 from jaxllm.runner.aot import compile_step
-from jaxllm.specs import AttentionSpec, BlockSpec, DecoderSpec
+from jaxllm.specs import AttentionSpec, BlockSpec, DecoderSpec, PoolingSpec
 from jaxllm.weights.rules import load_params
 from pallas_kernels.aot import compiler_environment
 from tests.checkpoints import MemoryCheckpoint
 from tests.dense import run_dense
-from tests.golden.ahead_of_time import attention_backend, step_request
+from tests.golden.ahead_of_time import attention_backend, encoder_request, pooling_request, step_request
 from tests.golden.case import Case, load_golden
 from tests.golden.cases import CASES
+from tests.golden.pooling_cases import CASES as POOLING_CASES
+from tests.golden.pooling_cases import PoolingCase
 from tests.golden.test_relatives import RELATIVES
+from tests.runner.pooling import largest_error
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 INTRODUCTION = """# Models
@@ -49,22 +55,47 @@ of ours, or XLA. What is empty was not tried.
 | architecture | made of | error | v6e | h100 | tested |
 |---|---|---|---|---|---|
 """
+POOLING_INTRODUCTION = """
+## Pooling models and encoders
+
+A step of these takes whole inputs and has no pages. The error is the largest difference from transformers' in float32, of hidden states or
+of scores before the last activation, over all golden cases of the architecture. The columns of devices say what runs attention within the
+inputs of a step in bfloat16, as compiled ahead of time for that device: XLA (`jaxllm/ops/attention/segments.py`). Any decoder of the table
+above is pooled in the same way, but for those that [pooling.md](pooling.md) names: the ones here stand for them.
+
+| architecture | made of | error | v6e | h100 | tested |
+|---|---|---|---|---|---|
+"""
 TARGETS = {"v6e": "v6e:1x1", "h100": "h100:1"}
 
 
+def title(case: PoolingCase) -> str:
+    """What the table calls the model of a pooling case."""
+    if case.token_ids:
+        return f"{case.architecture} of two tokens"
+    return f"embeddings of {case.architecture}" if case.architecture in FAMILIES else case.architecture
+
+
+POOLED = {title(case): [other for other in POOLING_CASES.values() if title(other) == title(case)] for case in POOLING_CASES.values()}
+ENCODERS = {f"encoder of {case.architecture}": case for case in CASES.values() if case.config["model_type"] in ("t5", "bart")}
+
+
 def main() -> None:
+    every = [*FAMILIES, *POOLED, *ENCODERS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=TARGETS)
-    parser.add_argument("--architectures", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="ARCHITECTURE")
+    parser.add_argument("--architectures", nargs="+", choices=every, default=every, metavar="ARCHITECTURE")
     args = parser.parse_args()
     if args.target:
         os.environ.update(compiler_environment(args.target))
     rows = {cells[0]: cells for cells in map(cells_of, TABLE.read_text("utf-8").splitlines()) if len(cells) == 6}
     for architecture in args.architectures:
-        rows[architecture] = row(architecture, rows.get(architecture, [""] * 6), args.target)
+        make = row if architecture in FAMILIES else pooling_row
+        rows[architecture] = make(architecture, rows.get(architecture, [""] * 6), args.target)
         print(" | ".join(rows[architecture]), flush=True)
-        lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in rows[name]) for name in FAMILIES if name in rows]
-        TABLE.write_text(INTRODUCTION + "\n".join(lines) + "\n", "utf-8")
+        lines = {name: "|" + "".join(f" {cell} |" if cell else " |" for cell in cells) + "\n" for name, cells in rows.items()}
+        generating, others = ("".join(lines.get(name, "") for name in names) for names in (FAMILIES, (*POOLED, *ENCODERS)))
+        TABLE.write_text(INTRODUCTION + generating + POOLING_INTRODUCTION + others, "utf-8")
 
 
 def cells_of(line: str) -> list[str]:
@@ -81,16 +112,42 @@ def row(architecture: str, before: list[str], target: str | None) -> list[str]:
         return [architecture, ", ".join(layers), "", "", "", f"as another: {CASES[name].architecture}"]
     layers = dict.fromkeys(part for case in cases for part in describe(define_model(case.config, dtype="float32").spec))
     worst = before[2] if target else f"{max(map(error, cases)):.0e}"
-    compiled = [backend(cases[0], TARGETS[name]) if name == target else cell for name, cell in zip(TARGETS, before[3:5], strict=True)]
+    compiled = on_targets(before, target, lambda at: attention_backend(cases[0], compile_step(step_request(cases[0], at))["kernels"]))
     return [architecture, ", ".join(layers), worst, *compiled, "engine, two devices"]
 
 
-def backend(case: Case, target: str) -> str:
-    """What runs the attention of the case on a target, or why nothing does."""
-    try:
-        return attention_backend(case, compile_step(step_request(case, target))["kernels"])
-    except Exception as error:  # the other cases are still worth compiling
-        return f"refused: {str(error).splitlines()[0][:160]}"
+def pooling_row(name: str, before: list[str], target: str | None) -> list[str]:
+    """The cells of a model that is pooled, or of an encoder; those that are not asked for are those of `before`."""
+    if name in ENCODERS:
+        case = ENCODERS[name]
+        encoder = define_model(case.config, dtype="float32").spec.encoder
+        assert encoder is not None
+        layers, worst, tested, request = describe(encoder), "", "with its decoder, above", partial(encoder_request, case)
+    else:
+        cases = POOLED[name]
+        models = [define_pooling(case.config, dtype="float32", token_ids=case.token_ids) for case in cases]
+        layers = [part for model in models for part in describe_pooling(model.pooling)]
+        worst = before[2] if target else f"{max(map(largest_error, cases)):.0e}"
+        tested, request = "answers of one step", partial(pooling_request, cases[0])
+
+    def compiles(at: str) -> str:
+        return "kernel" if compile_step(request(at))["kernels"] else "XLA"
+
+    return [name, ", ".join(dict.fromkeys(layers)), worst, *on_targets(before, target, compiles), tested]
+
+
+def on_targets(before: list[str], target: str | None, compiled: Callable[[str], str]) -> list[str]:
+    """The cells of all targets, of which one is asked for: what was compiled for it says, or why it could not be."""
+
+    def cell(name: str, old: str) -> str:
+        if name != target:
+            return old
+        try:
+            return compiled(TARGETS[name])
+        except Exception as error:  # the other cases are still worth compiling
+            return f"refused: {str(error).splitlines()[0][:160]}"
+
+    return [cell(name, old) for name, old in zip(TARGETS, before[3:5], strict=True)]
 
 
 def error(case: Case) -> float:
@@ -100,6 +157,18 @@ def error(case: Case) -> float:
     params = load_params(model, MemoryCheckpoint(case.tensors()), lambda name, array: jnp.asarray(array))
     got = np.asarray(jax.nn.log_softmax(run_dense(model, params, golden.sequence, golden.encoder)))[golden.positions]
     return float(np.abs(got - np.asarray(jax.nn.log_softmax(golden.logits))).max())
+
+
+def describe_pooling(spec: PoolingSpec) -> list[str]:
+    """What is peculiar to a pooling model, in words."""
+    parts = describe(spec.backbone)
+    if any(isinstance(block.mixer, AttentionSpec) and not block.mixer.attend.causal for block in spec.backbone.blocks):
+        parts.append("both sides")
+    if spec.backbone.embedding_norm:
+        parts.append("normed embeddings")
+    if spec.task == "classify":
+        parts.append(f"classes of {'tokens' if spec.per_token else {'cls': 'the first token'}.get(spec.kinds[0], f'the {spec.kinds[0]}')}")
+    return parts
 
 
 def describe(spec: DecoderSpec) -> list[str]:

@@ -21,6 +21,7 @@ def _spec(config: HFConfig, max_model_len: int | None, windows: list[int | None]
         config,
         max_model_len,
         default_positions=8192,
+        default_theta=10_000.0 if windows else 500_000.0,
         windows=windows,
         interleaved=True,
         norm=norm,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from jaxllm.models.experts import TRAINING_KEYS, expert_mlp, expert_rules, first_size, with_experts
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import RULES
-from jaxllm.models.llama_kin import ERNIE
+from jaxllm.models.llama_kin import ERNIE, ernie_like
 from jaxllm.specs import DecoderSpec, MoESpec, RouterSpec
 from jaxllm.weights.transforms import ROW
 
@@ -15,7 +15,7 @@ from jaxllm.weights.transforms import ROW
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     config.expect("use_bias", False)
     config.expect("moe_gate", "topk")
-    spec = ERNIE.to_spec(config, max_model_len)
+    spec = ernie_like(config, max_model_len)
     router = RouterSpec(
         first_size(config, "moe_num_experts", "num_experts"),
         first_size(config, "moe_k", "num_experts_per_tok"),

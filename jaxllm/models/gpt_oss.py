@@ -16,6 +16,8 @@ from jaxllm.weights.transforms import FLAT
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     # Absent, the reference takes 64, whatever the width: better said than guessed.
     config.size("head_dim")
+    if config.get("rope_scaling") is None:
+        config.need("rope_parameters")  # likewise a YaRN
     config.expect("hidden_act", "silu")
     config.expect("swiglu_alpha", 1.702)
     bias = config.flag("attention_bias", True)

@@ -64,13 +64,15 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {key} must be a positive integer, got {value!r}")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A number.
 
         Raises:
-            ModelLoadError: something else.
+            ModelLoadError: absent without a default, or something else.
         """
         value = self.get(key, default)
+        if value is _REQUIRED:
+            raise ModelLoadError(f"config.json lacks {key!r}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelLoadError(f"config.json: {key} must be a number, got {value!r}")
         return float(value)

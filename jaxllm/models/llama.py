@@ -59,7 +59,8 @@ def llama_like(
         ropes = LayerRopes(rope, rope)
     longest = max_model_len or ropes.full.context_length()
     full, windowed = (rope_spec(rope, head_dim, longest, interleaved=interleaved) for rope in ropes)
-    norm = norm or NormSpec("rms", config.number("rms_norm_eps", 1e-6))
+    # Families differ in what they take without it: better said than guessed.
+    norm = norm or NormSpec("rms", config.number("rms_norm_eps"))
     attention = AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,

@@ -38,8 +38,7 @@ def _seed_oss_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     )
 
 
-def _ernie_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
-    config.size("head_dim")
+def ernie_like(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     bias = config.flag("use_bias", False)
     return llama_like(
         config,
@@ -52,6 +51,12 @@ def _ernie_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
         mlp_bias=bias,
         tied=True,
     )
+
+
+def _ernie_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    # Without it the reference takes 128, whatever the width: better said than guessed.
+    config.size("head_dim")
+    return ernie_like(config, max_model_len)
 
 
 def _smollm3_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:

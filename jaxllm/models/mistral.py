@@ -25,7 +25,8 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
 
 def _ministral3_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     positions = config.size("max_position_embeddings", 262144)
-    values = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    # Without one the reference takes a YaRN of its own: better said than guessed.
+    values = dict(config.get("rope_scaling") or config.need("rope_parameters"))
     beta = values.pop("llama_4_scaling_beta", None)
     values.pop("max_position_embeddings", None)
     rope = read_rope(config, max_positions=positions, default_theta=config.number("rope_theta", 1e6), values=values)

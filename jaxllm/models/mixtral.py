@@ -16,7 +16,7 @@ from jaxllm.weights.transforms import HeadVectors
 
 def _experts(config: HFConfig, **router: bool | str) -> MoESpec:
     experts = first_size(config, "num_local_experts", "num_experts")
-    choice = RouterSpec(experts, config.size("num_experts_per_tok", 2), normalised=True, **router)  # type: ignore[arg-type]
+    choice = RouterSpec(experts, config.size("num_experts_per_tok"), normalised=True, **router)  # type: ignore[arg-type]
     return MoESpec(choice, expert_mlp(config, config.size("intermediate_size")))
 
 

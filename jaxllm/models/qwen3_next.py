@@ -66,7 +66,7 @@ def _hybrid(config: HFConfig, max_model_len: int | None, mlp_width: int | None =
 
 
 def _with_experts(config: HFConfig, spec: DecoderSpec, *, normalised: bool) -> DecoderSpec:
-    router = RouterSpec(config.size("num_experts"), config.size("num_experts_per_tok", 8), normalised=normalised)
+    router = RouterSpec(config.size("num_experts"), config.size("num_experts_per_tok"), normalised=normalised)
     expert, shared = (expert_mlp(config, config.size(f"{key}_intermediate_size", 512)) for key in ("moe", "shared_expert"))
     return with_experts(spec, MoESpec(router, expert, shared=shared, shared_gate=True), sparse_layers(config))
 

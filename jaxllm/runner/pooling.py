@@ -27,9 +27,14 @@ from jaxllm.runner.mesh import Placement
 NOT_FINITE = "the model's hidden states are not finite: activations overflowed the dtype; start with --dtype bfloat16 or float32"
 
 
+def packed_size(bucket: Bucket) -> int:
+    """Numbers of a packed step."""
+    return bucket.num_tokens + 2 * bucket.num_rows + 1
+
+
 def pack(rows: Sequence[NewRow], bucket: Bucket) -> np.ndarray:
     """A step as one int32 array: tokens [T], first token of each row [R + 1], first token of each row's second text [R]."""
-    packed = np.zeros(bucket.num_tokens + 2 * bucket.num_rows + 1, np.int32)
+    packed = np.zeros(packed_size(bucket), np.int32)
     tokens, starts, seconds = np.split(packed, [bucket.num_tokens, bucket.num_tokens + bucket.num_rows + 1])
     end = 0
     for i, row in enumerate(rows):
@@ -96,7 +101,7 @@ class PoolingRunner(Runner):
     def _compile(self, bucket: Bucket) -> Any:
         replicated = self._placement.sharding()
         params = [jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding) for p in self._params]
-        packed = jax.ShapeDtypeStruct((bucket.num_tokens + 2 * bucket.num_rows + 1,), jnp.int32, sharding=replicated)
+        packed = jax.ShapeDtypeStruct((packed_size(bucket),), jnp.int32, sharding=replicated)
         step = jax.jit(functools.partial(self._program.step, bucket=bucket), out_shardings=replicated)
         return step.lower(params, packed).compile()
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, an encoder that people use, against sentence-transformers' rule in torch; and served to the openai client."""
+"""all-MiniLM-L6-v2, an encoder that people use, against what sentence-transformers gave; and served to the openai client."""
 
 from __future__ import annotations
 

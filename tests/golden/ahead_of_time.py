@@ -8,11 +8,13 @@ from typing import Any
 from jaxllm.models.build import define_model
 from pallas_kernels.devices import parse_target
 from tests.golden.case import Case
+from tests.golden.pooling_cases import PoolingCase
 
 # Keys of configs that count elements of vectors; what is made of them grows with them.
 _WIDTHS = frozenset(
     """
     hidden_size intermediate_size intermediate_size_mlp head_dim global_head_dim n_embd d_model ffn_dim word_embed_proj_dim rotary_dim
+    dim hidden_dim
     hidden_size_per_layer_input kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim moe_intermediate_size
     shared_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size mamba_d_ssm mamba_d_head mamba_head_dim
     linear_key_head_dim linear_value_head_dim
@@ -42,6 +44,19 @@ def step_request(case: Case, target: str, num_tokens: int = 16) -> dict[str, Any
     page_size = 128 if parse_target(target).device.platform == "tpu" else 64
     sizes = {"num_tokens": num_tokens, "num_rows": 16, "page_size": page_size, "max_model_len": 256, "num_pages": 65}
     return {"target": target, "hf_config": widened(case.config), "dtype": "bfloat16", **sizes}
+
+
+def encoder_request(case: Case, target: str) -> dict[str, Any]:
+    """A step of the encoder of a model that has one: 16 inputs of 256 tokens together."""
+    return step_request(case, target, num_tokens=256) | {"program": "encoder"}
+
+
+def pooling_request(case: PoolingCase, target: str) -> dict[str, Any]:
+    """A step of a model that is pooled, likewise."""
+    config = {key: value for key, value in case.config.items() if key not in ("classifier_from_token", "is_original_qwen3_reranker")}
+    sizes = {"num_tokens": 256, "num_rows": 16}
+    about = {"target": target, "hf_config": widened(config), "dtype": "bfloat16", **sizes}
+    return about | {"program": "pooling", "token_ids": case.token_ids}
 
 
 def attention_backend(case: Case, num_kernels: int) -> str:

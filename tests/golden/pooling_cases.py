@@ -23,13 +23,23 @@ NUM_POSITIONS = 6
 class PoolingCase:
     """A checkpoint by its config. `auto` is the transformers class that gives the answer: hidden states, or logits.
 
-    `pairs`: the second half of each prompt is of token type 1.
+    `pairs`: the second half of each prompt is of token type 1. `token_ids`: of the two tokens whose logits are weighed. A reward model's
+    layers behind the hidden states are torch's, since transformers has no such model.
     """
 
     name: str
     config: dict[str, Any]
     auto: str = "AutoModel"
     pairs: bool = False
+    token_ids: tuple[int, int] | None = None
+
+    @property
+    def architecture(self) -> str:
+        return self.config["architectures"][0]
+
+    @property
+    def rewards(self) -> bool:
+        return self.architecture.endswith("RewardModel")
 
     @property
     def per_token(self) -> bool:
@@ -98,6 +108,7 @@ def _decoder(architecture: str, model_type: str, **changes: Any) -> dict[str, An
 
 
 _CLASSIFY, _TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+_TOKENS_CLASSIFY = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
 CASES = {
     case.name: case
     for case in (
@@ -107,6 +118,9 @@ CASES = {
         PoolingCase("bert_cross_encoder", _bert("BertForSequenceClassification", **_ONE), _CLASSIFY, pairs=True),
         PoolingCase("bert_tokens", _bert("BertForTokenClassification", **_LABELS), _TOKENS),
         PoolingCase("roberta_classify", _roberta("RobertaForSequenceClassification", "roberta", **_LABELS), _CLASSIFY),
+        PoolingCase("roberta", _roberta("RobertaModel", "roberta")),
+        PoolingCase("camembert", _roberta("CamembertModel", "camembert")),
+        PoolingCase("xlm_roberta_tokens", _roberta("XLMRobertaForTokenClassification", "xlm-roberta", **_LABELS), _TOKENS),
         PoolingCase("xlm_roberta", _roberta("XLMRobertaModel", "xlm-roberta")),
         PoolingCase("xlm_roberta_cross_encoder", _roberta("XLMRobertaForSequenceClassification", "xlm-roberta", **_ONE), _CLASSIFY),
         PoolingCase("distilbert", _distilbert("DistilBertModel")),
@@ -137,6 +151,14 @@ CASES = {
         ),
         PoolingCase("llama_classify", _decoder("LlamaForSequenceClassification", "llama", **_LABELS), _CLASSIFY),
         PoolingCase("qwen3_classify", _decoder("Qwen3ForSequenceClassification", "qwen3", head_dim=16, **_ONE), _CLASSIFY),
+        PoolingCase(
+            "qwen3_reranker",
+            _decoder("Qwen3ForSequenceClassification", "qwen3", head_dim=16, tie_word_embeddings=False, **_TOKENS_CLASSIFY),
+            "AutoModelForCausalLM",
+            token_ids=(7, 11),
+        ),
+        PoolingCase("qwen2_reward", _decoder("Qwen2ForRewardModel", "qwen2")),
+        PoolingCase("qwen2_process_reward", _decoder("Qwen2ForProcessRewardModel", "qwen2")),
         PoolingCase("qwen2_tokens", _decoder("Qwen2ForTokenClassification", "qwen2", **_LABELS), _TOKENS),
     )
 }

@@ -32,6 +32,7 @@ LLAMA_8B = {
     "num_key_value_heads": 8,
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
 }
 # Billions of parameters of the released models, tied heads counted once.

@@ -1,11 +1,14 @@
 """Real programs for TPUs and GPUs, compiled without them: the kernels at real models' shapes, and the whole step of a small one."""
 
+from functools import partial
+
 import jax
 import pytest
 
 from pallas_kernels.aot import AotError, compile_isolated, missing_compiler
-from tests.golden.ahead_of_time import attention_backend, step_request
+from tests.golden.ahead_of_time import attention_backend, encoder_request, pooling_request, step_request
 from tests.golden.cases import CASES
+from tests.golden.pooling_cases import CASES as POOLING_CASES
 
 KERNEL = "pallas_kernels.ragged_paged_attention.aot"
 PRODUCTS = "pallas_kernels.quantized_matmul.aot"
@@ -235,6 +238,26 @@ def test_steps_of_families_compile_and_copy_no_pages(name, target, backend):
     found = compile_isolated(STEP, step_request(CASES[name], target), timeout_s=300)
     assert attention_backend(CASES[name], found["kernels"]) == backend
     assert found["alias_bytes"] >= found["cache_bytes"]
+
+
+ENCODERS = {
+    "BERT": partial(pooling_request, POOLING_CASES["bert"]),
+    "windows of ModernBERT": partial(pooling_request, POOLING_CASES["modernbert"]),
+    "reranker": partial(pooling_request, POOLING_CASES["qwen3_reranker"]),
+    "encoder of T5": partial(encoder_request, CASES["t5"]),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.ahead_of_time
+@pytest.mark.parametrize("target", [pytest.param("v6e:1x1", marks=needs_tpu_compiler), pytest.param("h100:1", marks=needs_gpu_compiler)])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_steps_of_whole_inputs_compile_without_kernels(name, target):
+    """Encoders and pooled decoders; docs/models.md has every architecture."""
+    found = compile_isolated(STEP, ENCODERS[name](target), timeout_s=300)
+    assert found["kernels"] == 0
+    assert found["alias_bytes"] >= found["cache_bytes"]
+    assert (found["cache_bytes"] > 0) is (name == "encoder of T5")
 
 
 @needs_tpu_compiler

@@ -17,7 +17,7 @@ from jaxllm.runner.pooling import PoolingRunner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint
-from tests.golden.pooling_cases import random_tensor
+from tests.golden.pooling_cases import PATH, PoolingCase, kept, random_tensor
 
 
 def random_checkpoint(model: PoolingDef, *, bare: bool = False) -> MemoryCheckpoint:
@@ -55,3 +55,20 @@ def run(
 def arrays(results: Sequence[RowResult]) -> list[np.ndarray]:
     assert all(result.pooled is not None for result in results), results
     return [result.pooled.array for result in results if result.pooled is not None]
+
+
+def largest_error(case: PoolingCase, shards: int = 1) -> float:
+    """The largest difference of an answer to a prompt of the case from transformers'; all prompts are in one step."""
+    runner = make_runner(case.config, tensor_parallel_size=shards, bare=case.auto == "AutoModel", token_ids=case.token_ids)
+    task = runner.model_def.info.tasks[-1 if case.per_token else 0]
+    prompts = case.prompts()
+    seconds = [len(prompt) // 2 for prompt in prompts] if case.pairs else None
+    found = arrays(run(runner, prompts, PoolingParams(task=task, use_activation=False), seconds))
+    assert runner.guard.unexpected == 0
+    errors = []
+    with np.load(PATH) as golden:
+        for i, (prompt, answer) in enumerate(zip(prompts, found, strict=True)):
+            answer = answer[kept(len(prompt))] if case.per_token else answer
+            assert answer.shape == golden[f"{case.name}.{i}"].shape
+            errors.append(float(np.abs(answer - golden[f"{case.name}.{i}"]).max()))
+    return max(errors)
