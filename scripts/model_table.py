@@ -197,7 +197,14 @@ def describe_block(block: BlockSpec) -> list[str]:
     if isinstance(block.mixer, AttentionSpec):
         parts += describe_attention(block.mixer)
     norm = {"rms": "RMS", "layer": "layer"}[block.norm.kind.split("_")[0]]
-    place = {"pre": "before", "output": "on outputs", "sandwich": "around", "sandwich_mixer": "around", "post": "after residuals"}
+    place = {
+        "pre": "before",
+        "pre_mlp": "before",
+        "output": "on outputs",
+        "sandwich": "around",
+        "sandwich_mixer": "around",
+        "post": "after residuals",
+    }
     parts.append(f"{norm} norms {place.get(block.placement, 'before both in parallel')}")
     if hasattr(block.feed_forward, "gated"):
         parts.append(f"{'gated ' if block.feed_forward.gated else ''}{block.feed_forward.activation} MLP")
