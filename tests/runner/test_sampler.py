@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxllm.runner.admission import SlotParams, admitted_rows
-from jaxllm.runner.sampler import SlotState, _penalise, sample
+from jaxllm.runner.sampler import SlotState, _best, _penalise, sample
 from jaxllm.runner.step import admit, count_history
 from jaxllm.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 
@@ -71,6 +71,17 @@ def test_greedy_takes_the_best(sampler):
     logits = np.random.default_rng(0).normal(size=VOCAB)
     assert int(sampler.draw(logits).tokens[0]) == logits.argmax()
     assert int(sampler.state.last_token[0]) == logits.argmax()
+
+
+@pytest.mark.parametrize("size", [1, 70, 127, 128, 129, 255, 256])
+@pytest.mark.parametrize("vocab_size", [256, 300])
+def test_the_best_is_the_first_of_those_that_may_be_sampled(vocab_size, size):
+    logits = np.random.default_rng(size).normal(size=(64, vocab_size)).astype(np.float32)
+    logits[:, size:] += 10
+    logits[::2] = np.round(logits[::2])  # many are equal
+    best, there = _best(jnp.asarray(logits), size)
+    assert (np.asarray(best) == logits[:, :size].argmax(1)).all() and there.all()
+    assert not _best(jnp.full((1, vocab_size), -jnp.inf), size)[1]
 
 
 @pytest.mark.parametrize(
