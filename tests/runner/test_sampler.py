@@ -80,7 +80,8 @@ def test_the_best_is_the_first_of_those_that_may_be_sampled(vocab_size, size):
     logits[:, size:] += 10
     logits[::2] = np.round(logits[::2])  # many are equal
     best, there = _best(jnp.asarray(logits), size)
-    assert (np.asarray(best) == logits[:, :size].argmax(1)).all() and there.all()
+    assert (np.asarray(best) == logits[:, :size].argmax(1)).all()
+    assert there.all()
     assert not _best(jnp.full((1, vocab_size), -jnp.inf), size)[1]
 
 
