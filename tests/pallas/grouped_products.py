@@ -1,7 +1,7 @@
 """Compile grouped products for a target ahead of time (see `pallas_kernels/aot.py`): `gpu.py` for GPUs, `lax.ragged_dot` for TPUs.
 
 The request: target, rows, groups, num_in, num_out.
-The answer: seconds, temp_bytes; accessed_bytes as the compiler counts them (TPUs only); tile_rows and stages of the kernel.
+The answer: seconds, temp_bytes; accessed_bytes as the compiler counts them (TPUs only); tile_rows, stages and smem_bytes of the kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def compile_product(request: dict[str, Any]) -> dict[str, Any]:
         from pallas_kernels.grouped_matmul import gpu
 
         call = functools.partial(gpu.ragged_dot, blackwell=is_blackwell(device.kind))
-        planned["tile_rows"], planned["stages"] = gpu.plan_tile(rows, groups)
+        tile, stages = gpu.plan_tile(rows, groups)
+        planned = {"tile_rows": tile, "stages": stages, "smem_bytes": 2 * (stages * 64 * (tile + 128) + tile * 128)}
     started = time.perf_counter()
     compiled = compile_for(jax.jit(call), one, x, matrices, jax.ShapeDtypeStruct((groups,), jnp.int32, sharding=everywhere))
     seconds, accessed = round(time.perf_counter() - started, 2), (compiled.cost_analysis() or {}).get("bytes accessed")
