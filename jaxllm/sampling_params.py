@@ -21,13 +21,14 @@ MAX_LOGIT_BIAS_ENTRIES = 1024
 # Token sequences that `bad_words` may come to, each word counted with and without a leading space.
 MAX_BAD_WORD_SEQUENCES = 128
 MAX_BAD_WORD_CHARS = 1024
+MAX_STOP_CHARS = 4096
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 LOGIT_BIAS_LIMIT = 100.0
 
 
 TokenId = Annotated[int, Meta(ge=0)]
-Text = Annotated[str, Meta(min_length=1)]
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
@@ -169,7 +170,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     top_k: Annotated[int, Meta(ge=-1)] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | list[Text] | None = None
+    stop: Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | list[Text] | None = None
     stop_token_ids: list[TokenId] | None = None
     bad_words: (
         Annotated[list[Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]], Meta(max_length=MAX_BAD_WORD_SEQUENCES)] | None
@@ -210,6 +211,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
         self.verify()
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
         self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or ()))
+        self.allowed_token_ids = list(dict.fromkeys(self.allowed_token_ids)) if self.allowed_token_ids else self.allowed_token_ids
         self.bad_words = list(self.bad_words or ())
         self.seed = None if self.seed == -1 else self.seed
         self.thinking_token_budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget

@@ -29,6 +29,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 # The most tokens (prompt and outputs, over all n sequences) that one request may come to hold. Bounds the memory of one request.
 MAX_REQUEST_TOKENS = 2**22
+# Characters and ids of a list that count as much as a token.
+_PER_TOKEN = 8
 
 _CACHE_SALT_LIMIT = 128
 _CACHE_SALT_FORBIDDEN = "@/\\\0"
@@ -202,12 +204,6 @@ class InputProcessor:
                 f"after the prompt's {prompt_len}",
                 param="min_tokens",
             )
-        if params.n * (prompt_len + max_tokens) > MAX_REQUEST_TOKENS:
-            raise InvalidRequestError(
-                f"n={params.n} sequences of {prompt_len} prompt and up to {max_tokens} output tokens come to more than the "
-                f"{MAX_REQUEST_TOKENS} tokens that one request may hold; lower n or max_tokens",
-                param="n",
-            )
         self._check_logprobs(params)
         self._check_ids(params)
         for stop in params.stop or ():
@@ -218,6 +214,14 @@ class InputProcessor:
         if params.structured_outputs is not None:
             grammar = output_grammar(params.structured_outputs, self._special_id)
             self._grammars.check(grammar, self._defaults.eos_token_ids)
+        # Every sequence takes all of these to the engine.
+        extra = sum(map(len, (*(params.stop or ()), grammar or "", params.allowed_token_ids or ()))) // _PER_TOKEN
+        if params.n * (prompt_len + max_tokens + extra) > MAX_REQUEST_TOKENS:
+            raise InvalidRequestError(
+                f"n={params.n} sequences of {prompt_len} prompt and up to {max_tokens} output tokens, with stop strings, allowed ids and a "
+                f"grammar like {extra} more, exceed the {MAX_REQUEST_TOKENS} tokens that one request may hold; lower n or max_tokens",
+                param="n",
+            )
         return params.clone(
             max_tokens=max_tokens,
             reasoning_marks=self._marks(params),

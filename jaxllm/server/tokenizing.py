@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from jaxllm.errors import InvalidRequestError
@@ -35,15 +35,13 @@ class Tokenizing:
         Raises:
             InvalidRequestError: a text is too long for the context whatever its tokens are.
         """
+        encode = partial(self._tokenizer.encode, add_special_tokens=add_special_tokens)
         if sum(map(len, texts)) <= _INLINE_CHARS:
-            return [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        loop = asyncio.get_running_loop()
+            return [*map(encode, texts)]
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._thread)
         if not truncated:
-            longest = await loop.run_in_executor(self._thread, lambda: self._longest_token)
-            self._check(max(map(len, texts)), longest)
-        return await loop.run_in_executor(
-            self._thread, lambda: [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        )
+            self._check(max(map(len, texts)), await in_thread(lambda: self._longest_token))
+        return await in_thread(lambda: [*map(encode, texts)])
 
     def _check(self, length: int, longest_token: int) -> None:
         if length > self._max_model_len * longest_token:

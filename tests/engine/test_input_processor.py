@@ -7,7 +7,7 @@ from jaxllm.engine import wire
 from jaxllm.engine.generation_config import GenerationDefaults
 from jaxllm.engine.input_processor import InputProcessor
 from jaxllm.errors import InvalidRequestError, NotSupportedError
-from jaxllm.sampling_params import ReasoningMarks, SamplingParams
+from jaxllm.sampling_params import MAX_STOP_CHARS, ReasoningMarks, SamplingParams
 
 VOCAB = 300
 
@@ -77,6 +77,18 @@ def test_any_number_of_thinking_tokens_reaches_the_engine(processor):
     (child,) = request.children
 
     assert wire.decode_request(wire.encode(child)).sampling_params.thinking_token_budget == 20
+
+
+def test_what_every_sequence_takes_along_is_bounded(processor):
+    stop = ["x" * MAX_STOP_CHARS] * 4
+    assert len(processor.process("r", "hi", SamplingParams(n=1900, max_tokens=9, stop=stop)).children) == 1900
+    with pytest.raises(InvalidRequestError, match="n=2100 sequences") as error:
+        processor.process("r", "hi", SamplingParams(n=2100, max_tokens=9, stop=stop))
+    assert error.value.param == "n"
+    for long in ("x" * (MAX_STOP_CHARS + 1), ["x" * (MAX_STOP_CHARS + 1)]):
+        with pytest.raises(InvalidRequestError, match="stop"):
+            SamplingParams(stop=long)
+    assert SamplingParams(allowed_token_ids=[7, 5] * 1000).allowed_token_ids == [7, 5]
 
 
 @pytest.mark.parametrize("field", ["stop", "bad_words"])

@@ -73,9 +73,8 @@ class BatchFiles:
             while rest:
                 rest = rest[os.write(self._output, rest) :]
         except OSError as error:
-            raise JaxllmError(
-                f"{self._path!r} cannot be written: {(error.strerror or str(error)).lower()}; once it can, the same command goes on"
-            ) from None
+            reason = (error.strerror or str(error)).lower()
+            raise JaxllmError(f"{self._path!r} cannot be written: {reason}; once it can, the same command goes on") from None
 
     def _answered(self, number: int) -> bool:
         return number <= len(self._is_done) and bool(self._is_done[number - 1])
