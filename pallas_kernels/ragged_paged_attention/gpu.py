@@ -113,11 +113,11 @@ def check_shape(
     if kept not in (dtype, jnp.float8_e4m3fn, jnp.int8):
         raise UnsupportedShapeError(f"pages of {kept.name} are not supported by the GPU kernel; {dtype.name}, float8_e4m3fn and int8 are")
     if latent is not None:
-        if kept != dtype:
-            raise UnsupportedShapeError("latents are supported by the GPU kernel in the dtype of queries")
-        if head_dim % 32 or latent % 128 or not 128 <= latent <= 512:
+        unit = 32 if kept == dtype else 64
+        if head_dim % unit or latent % 128 or not 128 <= latent <= 512:
             raise UnsupportedShapeError(
-                f"a latent of {latent} in keys of {head_dim} is not supported by the GPU kernel; 128, 256, 384, 512 in multiples of 32 are"
+                f"a latent of {latent} in {kept.name} keys of {head_dim} is not supported by the GPU kernel;"
+                f" 128, 256, 384, 512 in multiples of {unit} are"
             )
         num_kv_heads = -(-num_heads // _DECODE_ROWS)
         if num_heads % num_kv_heads:

@@ -26,7 +26,7 @@ def attend_scaled(
     attend: Callable[..., tuple[jax.Array, Any]],
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: Any,
     *arrays: Any,
     dtype: Any,
@@ -34,8 +34,11 @@ def attend_scaled(
     v_scale: jax.Array,
     **options: Any,
 ) -> tuple[jax.Array, Any]:
-    """`attend` over pages of `dtype`, with q [T, H, D], k and v [T, K, D] of any float dtype and k_scale, v_scale [K] float32."""
+    """`attend` over pages of `dtype`, with q [T, H, D], k and v [T, K, D] of any float dtype and k_scale, v_scale [K] float32: the same for
+    a latent, which has no v.
+    """
     group = q.shape[1] // k.shape[1]
     scaled = (q * jnp.repeat(k_scale, group)[:, None]).astype(q.dtype)
-    out, cache = attend(scaled, quantize(k, k_scale, dtype), quantize(v, v_scale, dtype), cache, *arrays, **options)
+    values = None if v is None else quantize(v, v_scale, dtype)
+    out, cache = attend(scaled, quantize(k, k_scale, dtype), values, cache, *arrays, **options)
     return (out * jnp.repeat(v_scale, group)[:, None]).astype(out.dtype), cache

@@ -123,23 +123,28 @@ def test_without_keys_and_values_those_of_the_step_are_in_the_cache_already():
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("name", ["decodes and prompts, padded", "decodes around page edges"])
-def test_pages_of_8_bits_hold_units_of_a_scale_of_each_head(name, dtype):
+@pytest.mark.parametrize("latent", [None, 10])
+def test_pages_of_8_bits_hold_units_of_a_scale_of_each_head(name, dtype, latent):
     rows, num_tokens, num_rows = STEPS[name]
     rng = np.random.default_rng(6)
     metadata, wide = make_step(rng, rows, num_tokens, num_rows, 8)
     q = jnp.array(rng.normal(size=(num_tokens, 2 * NUM_KV, HEAD_DIM)), jnp.float32)
     k, v = (jnp.array(rng.normal(size=(num_tokens, NUM_KV, HEAD_DIM)), jnp.float32) for _ in range(2))
-    k_scale, v_scale = jnp.array([0.05, 0.03]), jnp.array([0.04, 0.1])
+    k_scale = jnp.array([0.05, 0.03])
+    v_scale = k_scale if latent else jnp.array([0.04, 0.1])
+    spec = AttendSpec(0.25, latent=latent)
 
     narrow = LayerCache(*((pages / scale[:, None, None]).astype(dtype) for pages, scale in zip(wide, (k_scale, v_scale), strict=True)))
-    got, pages = attend_scaled(xla.attend, q, k, v, narrow, metadata, AttendSpec(0.25), dtype=dtype, k_scale=k_scale, v_scale=v_scale)
     rounded = [quantize(x, scale, dtype).astype(jnp.float32) * scale[:, None] for x, scale in ((k, k_scale), (v, v_scale))]
     wide = LayerCache(*(x.astype(jnp.float32) * scale[:, None, None] for x, scale in zip(narrow, (k_scale, v_scale), strict=True)))
-    want, _ = reference.attend(q, *rounded, wide, metadata, AttendSpec(0.25))
+    if latent:
+        narrow, wide, v, rounded[1] = narrow._replace(v=None), wide._replace(v=None), None, None
+    got, pages = attend_scaled(xla.attend, q, k, v, narrow, metadata, spec, dtype=dtype, k_scale=k_scale, v_scale=v_scale)
+    want, _ = reference.attend(q, *rounded, wide, metadata, spec)
 
     real = np.asarray(metadata.token_rows) < num_rows
     np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
-    assert pages.k.dtype == pages.v.dtype == dtype
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(pages))
 
 
 def test_what_is_out_of_range_is_clipped():

@@ -107,6 +107,19 @@ def test_sums_of_latents_in_parts_of_tensor_memory_equal_the_reference(latent, h
     check(step, scale=0.05, latent=latent, blackwell=True)
 
 
+@pytest.mark.parametrize("blackwell", [False, pytest.param(True, marks=pytest.mark.heavy)], ids=["Hopper", "Blackwell"])
+def test_latents_of_8_bits_equal_the_reference_over_the_same_values_in_16(blackwell):
+    kept = jnp.float8_e4m3fn
+    step = step_of([(1, 70), (0, 0), (6, 62)], 8, 3, num_heads=16, **LATENT)
+    step = step._replace(k=step.k.astype(kept).astype(jnp.bfloat16), cache=step.cache.astype(kept).astype(jnp.bfloat16))
+    expected, _ = reference.attend(*step, scale=0.1, latent=128)
+    pages = pages_of(step.cache, 192)[0].astype(kept), None
+    params = plgpu.InterpretGPUParams(detect_races=True)
+    run = jax.jit(functools.partial(gpu.attend, scale=0.1, latent=128, blackwell=blackwell, interpret=params))
+    out, _ = run(step.q, step.k.astype(kept), None, pages, *step[4:])
+    np.testing.assert_allclose(np.asarray(out[:7], np.float32), np.asarray(expected[:7], np.float32), atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
 def test_more_heads_than_rows_of_a_tile_share_a_latent(blackwell):
@@ -122,7 +135,7 @@ def test_more_heads_than_rows_of_a_tile_share_a_latent(blackwell):
         (("bfloat16", 256, 2, 64, 64), "128 heads to a KV head"),
         (("bfloat16", 4, 2, 256, 256), "block_size=128 would"),
         (("bfloat16", 16, 1, 576, 128, 512), "block_size=64 would"),
-        (("bfloat16", 16, 1, 592, 64, 520), "a latent of 520 in keys of 592 .* 128, 256, 384, 512"),
+        (("bfloat16", 16, 1, 592, 64, 520), "a latent of 520 in bfloat16 keys of 592 .* 128, 256, 384, 512"),
         (("bfloat16", 130, 1, 576, 64, 512), "130 heads of a latent .* multiples of 3 are"),
     ],
 )
@@ -136,6 +149,8 @@ def test_pages_of_8_bits_that_cannot_be_widened_are_refused():
         gpu.check_shape("bfloat16", 4, 2, 80, 64, kept="int8")
     with pytest.raises(layout.UnsupportedShapeError, match=r"pages of float8_e5m2 .* bfloat16, float8_e4m3fn and int8 are"):
         gpu.check_shape("bfloat16", 4, 2, 64, 64, kept="float8_e5m2")
+    with pytest.raises(layout.UnsupportedShapeError, match=r"a latent of 256 in int8 keys of 288 .* in multiples of 64 are"):
+        gpu.check_shape("bfloat16", 40, 1, 288, 64, 256, kept="int8")
 
 
 RACING = step_of([(1, 150), (40, 100)], 48, 2, num_heads=1, num_kv_heads=1)
