@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jaxllm.ops.quantized_linear import choose_product
 from pallas_kernels.aot import AotError, compile_isolated
 from pallas_kernels.devices import parse_target
 
@@ -53,9 +54,18 @@ EXPERTS: dict[str, dict[str, int]] = {
     "DeepSeek-V3, an eighth (TP 8)": {"groups": 256, "hidden": 7168, "width": 256, "top_k": 8},
 }
 TOKENS = {"64 tokens": 64, "2,048 tokens": 2048}
-KERNEL_DEVICES = ("v5e", "v6e", "tpu7x", "h100")  # with a kernel for groups
-ROWS = {"8 rows": 8, "2,048 rows": 2048}
-PRODUCT_TARGETS = {name: {**TPUS, **GPUS, "b200": "b200:1"}[name] for name in ("v5e", "v6e", "tpu7x", "h100", "b200")}
+# Inputs and outputs of the linear layers of models.
+PRODUCTS = {
+    "Qwen3-0.6B gate and up": (1024, 6144),
+    "Llama-3.1-8B qkv": (4096, 6144),
+    "up": (4096, 14336),
+    "gate and up": (4096, 28672),
+    "down": (14336, 4096),
+    "DeepSeek-V3 up": (7168, 18432),
+}
+PRODUCT_ROWS = (1, 8, 64, 512, 2048)
+ROWS = {" / ".join(f"{rows:,}" for rows in PRODUCT_ROWS) + " rows": PRODUCT_ROWS}
+PRODUCT_TARGETS = {name: {**TPUS, **GPUS}[name] for name in ("v5e", "v6e", "tpu7x", "h100", "b200")}
 EXPERT_TARGETS = {**GPUS, "v6e": "v6e:1x1"}
 STEPS = {"64 decodes": {"tokens": 64, "rows": 64}, "512 tokens, mixed": {"tokens": 512, "rows": 64}}
 LLAMA_8B = {
@@ -119,21 +129,25 @@ Blackwell's for workstations, which have neither kind of product, run on XLA's a
 PRODUCT_HEAD = """
 ## Products with quantized weights
 
-A weight of 4,096 inputs and 14,336 outputs: 56 MiB in 8 bits, 28 in 4, 112 in bfloat16. *Outputs* have a scale each; *blocks* and *groups*
-one for so many inputs, int4 groups also zeros. Rows are bfloat16, or rounded as they are multiplied. *XLA* is plain XLA (`xla.py`): its
-temporaries in HBM, and the bytes that it counts on TPUs (what a fusion widens in vector memory is among them). With a scale for each output
-it widens the weight inside of the product, or multiplies in 8 bits, without a copy: XLA runs there (the temporaries on GPUs are sums of
-parts of the inputs, and products before they are scaled). With groups it writes the widened weight to HBM first, so kernels run where there
-are any: `tpu.py`, and `gpu.py` on Hopper, there up to 512 rows (its sums are float32 in HBM, and beside products of more rows XLA's copy is
-small). *Fast memory* is what they plan with, vector memory or the shared memory of a block. On GPUs it is Mosaic GPU, which widens weights
-in the registers that wgmma reads; Triton would do for more GPUs, but is deprecated in Pallas.
+The linear layers of some models, *inputs → outputs*, and the temporaries in HBM that each takes, in MiB, with so many rows; the weights
+would take 12, 48, 112, 224, 112 and 252 MiB in bfloat16. *Outputs* have a scale each; *blocks* and *groups* one for so many inputs, int4
+groups also zeros. Rows are bfloat16, or rounded as they are multiplied. *XLA* is plain XLA (`xla.py`). With a scale for each output it
+widens the weight inside of the product, or multiplies in 8 bits, without a copy (the temporaries on GPUs are sums of parts of the inputs,
+and products before they are scaled). With groups it writes the widened weight to HBM first, on TPUs in float32 or twice, so kernels run
+there: `tpu.py`, and `gpu.py` up to 512 rows (its sums are float32 in HBM, and beside products of more rows XLA's copy is small). *Fast
+memory* is the most that they plan with, in MiB: vector memory or the shared memory of a block; *spilled*, what the GPU's assembler says, in
+bytes.
+
+On GPUs it is Mosaic GPU. Weights are widened in registers, from which Hopper's wgmma reads them; on Blackwell they go to tensor memory,
+from which tcgen05 does. Triton would do for more GPUs, but is deprecated in Pallas. Outputs of a share that are no whole tiles (of 64 on
+Hopper, of 128 on Blackwell) and inputs that are no multiple of 128 go through XLA, said once.
 
 What bounds few rows on a v6e, by the compiler's schedule, is not HBM: a block of 2 MiB takes 4,169 bundles of instructions where it is fp8,
 which that TPU has to emulate, and 2,551 where it is int4, of twice as many weights.
 
-| weight | step | target | XLA: temporaries MiB | accessed MiB | kernel: temporaries MiB | fast memory MiB | compiled in s |
-|---|---|---|---|---|---|---|---|
-"""
+| weight | rows | target | runs | fast memory | spilled |"""
+PRODUCT_HEAD += "".join(f" {name} {inputs:,} → {outputs:,} |" for name, (inputs, outputs) in PRODUCTS.items())
+PRODUCT_HEAD += f"\n{'|---' * (6 + len(PRODUCTS))}|\n"
 EXPERT_HEAD = """
 ## Grouped products (experts)
 
@@ -180,16 +194,18 @@ def kernel_row(model: str, step: str, target: str) -> str:
 
 
 def product_row(weight: str, rows: str, target: str) -> str:
-    """The cells of one product: plain XLA, and the kernel where it runs instead."""
-    request = {"target": target, "num_in": 4096, "num_out": 14336, "rows": ROWS[rows], **WEIGHTS[weight]}
-    found = compile_isolated("pallas_kernels.quantized_matmul.aot", request | {"kernel": False}, timeout_s=180)
-    accessed = f"{found['accessed_bytes'] / MIB:.0f}" if found["accessed_bytes"] else ""
-    plain = f"{found['temp_bytes'] / MIB:.2f} | {accessed}"
-    if WEIGHTS[weight]["group"] is None or parse_target(target).device.name not in KERNEL_DEVICES:
-        return f"{plain} | | | {found['seconds']:.1f}"
-    found = compile_isolated("pallas_kernels.quantized_matmul.aot", request | {"kernel": True}, timeout_s=180)
-    memory = found.get("vmem_bytes") or found["smem_bytes"]
-    return f"{plain} | {found['temp_bytes'] / MIB:.2f} | {memory / MIB:.2f} | {found['seconds']:.1f}"
+    """What runs, the most fast memory and spilled bytes that it takes, and the temporaries of every product, by rows."""
+    device = parse_target(target).device
+    product = choose_product(device.platform, device.kind)
+    kernels = {n: WEIGHTS[weight]["group"] is not None and product.kernel is not None and n <= product.max_rows for n in ROWS[rows]}
+    cases = [{"num_in": i, "num_out": o, "rows": n, "kernel": kernels[n]} for i, o in PRODUCTS.values() for n in kernels]
+    request = {"target": target, **WEIGHTS[weight], "cases": cases}
+    found = compile_isolated("pallas_kernels.quantized_matmul.aot", request, timeout_s=600)
+    chosen = "kernel" if all(kernels.values()) else f"kernel to {product.max_rows} rows" if any(kernels.values()) else "XLA"
+    memory = max(case.get("vmem_bytes") or case.get("smem_bytes", 0) for case in found["cases"])
+    temporaries = [f"{case['temp_bytes'] / MIB:.1f}" for case in found["cases"]]
+    cells = [" / ".join(temporaries[i : i + len(kernels)]) for i in range(0, len(cases), len(kernels))]
+    return " | ".join((chosen, f"{memory / MIB:.2f}" if memory else "", str(found.get("spill_bytes", "")), *cells))
 
 
 def expert_row(model: str, step: str, target: str) -> str:

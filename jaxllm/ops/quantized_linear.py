@@ -45,10 +45,10 @@ def choose_product(platform: str, device_kind: str = "") -> QuantizedProduct:
         from pallas_kernels.quantized_matmul import tpu
 
         return QuantizedProduct(functools.partial(tpu.matmul, device=find_device(device_kind)))
-    if platform == "gpu" and reason_against(device_kind) is None and not is_blackwell(device_kind):
+    if platform == "gpu" and reason_against(device_kind) is None:
         from pallas_kernels.quantized_matmul import gpu
 
-        return QuantizedProduct(gpu.matmul, _MOST_ROWS_ON_GPUS)
+        return QuantizedProduct(functools.partial(gpu.matmul, blackwell=is_blackwell(device_kind)), _MOST_ROWS_ON_GPUS)
     return QuantizedProduct()
 
 

@@ -1,7 +1,7 @@
 """Compile products with quantized weights for a target ahead of time (see `pallas_kernels/aot.py`).
 
 The request: target, num_in, num_out, rows, values (dtype of the weight), group (None: a scale for each output), zeros (bool), activations
-(None: bfloat16), kernel (bool: ours, or plain XLA).
+(None: bfloat16), kernel (bool: ours, or plain XLA); or cases, a list of what differs between several products, which are answered as such.
 The answer: seconds, temp_bytes, argument_bytes; accessed_bytes as the compiler counts them (plain XLA on TPUs only); and of the kernel
 vmem_bytes and blocks on TPUs, smem_bytes on GPUs.
 """
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.aot import compile_for, serve, target_mesh, temp_bytes
-from pallas_kernels.devices import parse_target
+from pallas_kernels.devices import is_blackwell, parse_target
 from pallas_kernels.quantized_matmul import tpu, xla
 from pallas_kernels.quantized_matmul.tuning import choose_blocks
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight
@@ -41,8 +41,9 @@ def compile_product(request: dict[str, Any]) -> dict[str, Any]:
     if request["kernel"] and device.platform == "gpu":
         from pallas_kernels.quantized_matmul import gpu
 
-        planned = {"smem_bytes": gpu.shared_bytes(x.shape[0], weight)}
-        call = functools.partial(gpu.matmul, activations=activations)
+        blackwell = is_blackwell(device.kind)
+        planned = {"smem_bytes": gpu.plan_product(x.shape[0], weight, blackwell=blackwell).shared_bytes}
+        call = functools.partial(gpu.matmul, activations=activations, blackwell=blackwell)
     elif request["kernel"]:
         shape = tpu.shape_of(x, weight, activations)
         blocks = choose_blocks(shape, device)
@@ -59,5 +60,12 @@ def compile_product(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def compile_products(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile one product, or all the cases."""
+    if "cases" not in request:
+        return compile_product(request)
+    return {"cases": [compile_product(request | case) for case in request["cases"]]}
+
+
 if __name__ == "__main__":
-    serve(compile_product)
+    serve(compile_products)

@@ -203,9 +203,10 @@ def test_products_with_quantized_groups_compile_for_tpus_and_copy_no_weight(targ
 
 @needs_gpu_compiler
 @pytest.mark.heavy
+@pytest.mark.parametrize("target", ["h100", "b200"])
 @pytest.mark.parametrize(("rows", "options"), [(8, {}), (128, INT4), pytest.param(64, {"values": "int8"}, marks=pytest.mark.ahead_of_time)])
-def test_products_with_quantized_groups_compile_for_hopper_and_copy_no_weight(rows, options):
-    found = compile_isolated(PRODUCTS, {"target": "h100", "rows": rows, "kernel": True, **PRODUCT, **options}, timeout_s=300)
+def test_products_with_quantized_groups_compile_for_gpus_and_copy_no_weight(target, rows, options):
+    found = compile_isolated(PRODUCTS, {"target": target, "rows": rows, "kernel": True, **PRODUCT, **options}, timeout_s=300)
     assert found["temp_bytes"] < 16 * MIB  # sums of the parts
     assert found["spill_bytes"] == 0
 
