@@ -32,6 +32,7 @@ from jaxllm.engine.core import EngineCore
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.models.build import ModelDef, define_model
 from jaxllm.ops.attention import AttentionBackend, AttentionMetadata, choose_backend
+from jaxllm.ops.moe import choose_product as choose_grouped_product
 from jaxllm.ops.quantized_linear import choose_product
 from jaxllm.runner import hardware
 from jaxllm.runner.memory import Limits, plan_memory
@@ -59,6 +60,9 @@ LLAMA_8B = {
 }
 TINY = LLAMA_8B | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 TINY |= {"vocab_size": 512}
+# Groups, inputs, outputs, and experts of a token: those of Qwen3-30B-A3B both ways, gpt-oss-20b, Mixtral-8x7B.
+EXPERTS = ((128, 2048, 1536, 8), (128, 768, 2048, 8), (32, 2880, 5760, 4), (8, 4096, 28672, 2))
+TINY_EXPERTS = ((8, 128, 192, 2),)
 REPEATS = 20
 
 
@@ -265,6 +269,42 @@ def check_products(device: Device, platform: str, tiny: bool) -> list[dict[str, 
     return found
 
 
+def by_group(x: jax.Array, matrices: jax.Array, counts: jax.Array) -> jax.Array:
+    """Grouped products in float32, one group after the other over all rows."""
+    group = jnp.searchsorted(jnp.cumsum(counts), jnp.arange(len(x)), side="right")
+
+    def add(index: jax.Array, out: jax.Array) -> jax.Array:
+        return jnp.where((group == index)[:, None], jnp.dot(x, matrices[index], preferred_element_type=jnp.float32), out)
+
+    return jax.lax.fori_loop(0, len(matrices), add, jnp.zeros((len(x), matrices.shape[2]), jnp.float32))
+
+
+def check_experts(device: Device, platform: str, tiny: bool) -> list[dict[str, Any]]:
+    """Grouped products, as models would run them, of tokens that choose at random."""
+    run, found = jax.jit(choose_grouped_product(platform, device.kind) or jax.lax.ragged_dot), []
+    for groups, num_in, num_out, top_k in TINY_EXPERTS if tiny else EXPERTS:
+        keys = jax.random.split(jax.random.key(0), 3)
+        scaled = jax.jit(lambda key, shape=(groups, num_in, num_out): jax.random.normal(key, shape, jnp.bfloat16) * shape[1] ** -0.5)
+        matrices = scaled(keys[0])
+        row: dict[str, Any] = {"experts": f"{groups} of {num_in} by {num_out}", "error": 0.0}
+        for tokens in (8, 64, 2048 if not tiny else 96):
+            rows = tokens * top_k
+            x = jax.random.normal(keys[1], (rows, num_in), jnp.bfloat16)
+            counts = jnp.bincount(jax.random.randint(keys[2], (rows,), 0, groups), length=groups)
+            error = jnp.max(jnp.abs(run(x, matrices, counts).astype(jnp.float32) - jax.jit(by_group)(x, matrices, counts)))
+            row["error"] = max(row["error"], float(error))
+            seconds = _seconds_each(lambda _, x=x, counts=counts, matrices=matrices: run(x, matrices, counts), x)
+            size = 2 * (int((counts > 0).sum()) * num_in * num_out + rows * (num_in + num_out))
+            least = max(size / device.hbm_bytes_per_s, 2 * rows * num_in * num_out / device.bf16_flops)
+            row |= {f"us_{tokens}": seconds * 1e6, f"share_{tokens}": least / seconds}
+        found.append(row)
+        shares = "  ".join(
+            f"{key[6:]} tokens {row[f'us_{key[6:]}']:>7.0f} us {share:>6.1%}" for key, share in row.items() if "share" in key
+        )
+        print(f"  {row['experts']:<22} error {row['error']:.4f}  {shares}", flush=True)
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------------------------- engine
 
 
@@ -423,12 +463,14 @@ def main() -> None:
         result["attention"] += check_attention(device, backend, page_size, args.tiny)
     print("quantized products (shares of the bandwidth or the bfloat16 FLOP/s, whichever bounds):")
     result["products"] = check_products(device, first.platform, args.tiny)
+    print("grouped products (experts):")
+    result["experts"] = check_experts(device, first.platform, args.tiny)
     result["engine"] = check_engine(device, chosen, page_size, args.tiny)
     result["seconds"] = time.perf_counter() - started
     print(f"done in {result['seconds']:.0f} s")
     if args.output:
         args.output.write_text(json.dumps(result, indent=2) + "\n")
-    for part in ("attention", "products"):
+    for part in ("attention", "products", "experts"):
         worst = max(row["error"] for row in result[part])
         if worst > 0.05:
             sys.exit(f"{part}: a difference of {worst:.3f} from the reference")

@@ -25,6 +25,7 @@ def test_kernels_and_engine_are_checked_and_measured(tmp_path):
     assert all(row["error"] < 0.02 for row in found["attention"])
     assert len(found["products"]) == 7
     assert all(row["error"] < 0.02 and row["share_64"] > 0 for row in found["products"])
+    assert all(row["error"] < 0.02 and row["share_64"] > 0 for row in found["experts"])
     assert [row["batch"] for row in found["engine"]["decode"]] == [1, 4]
     shares = [row["share_of_bandwidth"] for row in found["engine"]["decode"]] + [found["engine"]["prefill"]["mfu"]]
     assert all(share > 0 for share in shares)
