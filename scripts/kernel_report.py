@@ -160,10 +160,10 @@ fetched *ahead*, as many as fill the *shared* memory of a multiprocessor. *Regis
 kernel there; *accessed* is what the compiler counts for both products, *weights* what they read at least where each expert has rows. On
 GPUs XLA multiplies every row with every expert and copies rows for it.
 
-GPUs before Hopper and Blackwell's for workstations, float32, and inputs or outputs of an expert that are no multiples of 64 run on a kernel
-in Triton (`triton.py`), which Pallas has deprecated. The loop over blocks of rows that CPUs run is no replacement: for an A100, XLA makes
-nine kernels of each block, of which two copy the expert's weights, and the host waits for the GPU in between. Where jax has no Triton any
-more, XLA's product takes over.
+GPUs before Hopper and Blackwell's for workstations, float32, inputs that are no multiple of 8, and outputs that are none of 16 run on a
+kernel in Triton (`triton.py`), which Pallas has deprecated. The loop over blocks of rows that CPUs run is no replacement: for an A100, XLA
+makes nine kernels of each block, of which two copy the expert's weights, and the host waits for the GPU in between. Where jax has no Triton
+any more, XLA's product takes over.
 
 | experts | step | target | tile | ahead | shared KiB | registers | spilled bytes | temporaries MiB | accessed MiB | weights MiB | in s |
 |---|---|---|---|---|---|---|---|---|---|---|---|

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from typing import Any
 
 import jax
@@ -27,8 +28,6 @@ from pallas_kernels.grouped_matmul.visits import plan_visits
 
 _OUTPUTS, _INPUTS = 128, 64  # of a tile
 _ALIGNMENT = 8  # of a tile's first row: shared memory is tiled by as many
-_LEAST_ROWS, _MOST_ROWS = 16, 256  # of a tile: what the tensor cores of Blackwell take, what one product takes
-_LOADED_ROWS = 64  # whose sums are in registers at once on Blackwell
 _SHARED_MEMORY = 223 * 1024  # of a block, beside barriers
 _MULTIPROCESSORS = {False: 132, True: 148}  # of Hopper and Blackwell
 
@@ -37,7 +36,7 @@ def ragged_dot(x: jax.Array, matrices: jax.Array, counts: jax.Array, *, blackwel
     """As `lax.ragged_dot`: x [N, M], rows of one group together, by matrices [G, M, F] for counts [G] of rows: [N, F] in x's dtype.
 
     Rows behind the last group's hold anything. What the kernel cannot run, `triton.py` does, said once in the log: dtypes of other than 16
-    bits, inputs or outputs that are no multiples of 64, and less than 128 outputs.
+    bits, inputs that are no multiple of 8, outputs that are none of 16, and less than 128 outputs.
 
     Args:
         blackwell: the GPU has tcgen05 and tensor memory; else it has wgmma.
@@ -45,24 +44,24 @@ def ragged_dot(x: jax.Array, matrices: jax.Array, counts: jax.Array, *, blackwel
     """
     num_rows, num_in = x.shape
     num_groups, _, num_out = matrices.shape
-    if x.dtype.name not in ("bfloat16", "float16") or matrices.dtype != x.dtype or num_in % 64 or num_out % 64 or num_out < _OUTPUTS:
+    if x.dtype.name not in ("bfloat16", "float16") or matrices.dtype != x.dtype or num_in % 8 or num_out % 16 or num_out < _OUTPUTS:
         say_once(f"{x.dtype} rows with {num_out} outputs of {num_in} inputs in {matrices.dtype}")
         return triton.ragged_dot(x, matrices, counts)
     rows, stages = plan_tile(num_rows, num_groups)
     visits = plan_visits(counts, 2 * min(num_rows, num_groups) + pl.cdiv(num_rows, rows), rows, _ALIGNMENT)
-    padding = max(rows - num_rows, -num_rows % _ALIGNMENT)
-    return _run(visits, jnp.pad(x, ((0, padding), (0, 0))), matrices, rows, stages, blackwell, interpret)[:num_rows]
+    padded = jnp.pad(x, ((0, max(rows - num_rows, -num_rows % _ALIGNMENT)), (0, -num_in % _INPUTS)))
+    return _run(visits, padded, matrices, rows, stages, blackwell, interpret)[:num_rows]
 
 
 def plan_tile(num_rows: int, num_groups: int) -> tuple[int, int]:
     """Rows of a tile, which holds those of an average group wherever it begins, and how many tiles are in shared memory at once."""
-    rows = min(max(_LEAST_ROWS, pl.next_power_of_2(num_rows // num_groups + _ALIGNMENT)), _MOST_ROWS)
+    rows = min(max(16, pl.next_power_of_2(num_rows // num_groups + _ALIGNMENT)), 256)  # what products on Blackwell and Hopper take
     return rows, (_SHARED_MEMORY - 2 * rows * _OUTPUTS) // (2 * _INPUTS * (rows + _OUTPUTS))
 
 
 @functools.cache
 def say_once(what: str) -> None:
-    logging.getLogger(__name__).warning("grouped products of %s run through Triton; 16 bits and multiples of 64 from 128 on do not", what)
+    logging.getLogger(__name__).warning("grouped products of %s run through Triton; 16 bits and multiples of 16 from 128 on do not", what)
 
 
 def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages: int, blackwell: bool, interpret: Any) -> jax.Array:
@@ -99,7 +98,7 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
             lax.fori_loop(0, turns, one, None)
 
         def multiply(item, total):
-            """Sums [outputs, rows] of an item, in registers or in tensor memory."""
+            """Sums [outputs, rows] of an item; in tensor memory they are there later."""
 
             def one(turn, _):
                 slot = lax.rem(item * turns + turn, stages)
@@ -113,13 +112,11 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
                     plgpu.barrier_arrive(consumed.at[slot])
 
             lax.fori_loop(0, turns, one, None)
+            return None if blackwell else total[...]
 
         def hopper_item(item, visit, output):
-            def run(total):
-                multiply(item, total)
-                return total[...]
-
-            store(visit, output, [(0, pl.run_scoped(run, plgpu.ACC((width, rows), jnp.float32)))])
+            total = pl.run_scoped(functools.partial(multiply, item), plgpu.ACC((width, rows), jnp.float32))
+            store(visit, output, [(0, total)])
 
         def half(item):
             """Which half of tensor memory is an item's, and its sums."""
@@ -134,7 +131,7 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
 
         def blackwell_store(item, visit, output):
             index, total = half(item)
-            step = min(_LOADED_ROWS, rows)
+            step = min(64, rows)  # whose sums are in registers at once
 
             def load():
                 for row in range(0, rows, step):
@@ -151,7 +148,9 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
             tile, columns = out_tiles.at[part], pl.ds(output + part * width, width)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             for row, values in pieces:
-                tile.at[pl.ds(row, values.shape[1])].transpose((1, 0))[...] = values.astype(out.dtype)
+                target = tile.at[pl.ds(row, values.shape[1])].transpose((1, 0))
+                # Narrow columns cannot be written without conflicts of banks, for which the compiler wants to be asked.
+                plgpu.store(target, values.astype(out.dtype), optimized=num_out % 64 == 0)  # type: ignore[attr-defined]
             plgpu.commit_smem()
             _, first, start, end = (visits[field, visit] for field in range(4))
             number = end - start
@@ -170,9 +169,10 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
         plgpu.wait_smem_to_gmem(0)
 
     def tiles(shape: tuple[int, ...], tiled_rows: int = 8) -> Any:
+        tiled_columns = math.gcd(num_out, 64)
         # Newer versions of jax declare a method of these that type checkers take for abstract.
-        tiling = plgpu.TilingTransform((tiled_rows, 64))  # type: ignore[abstract]
-        return plgpu.SMEM(shape, x.dtype, transforms=(tiling, plgpu.SwizzleTransform(128)))  # type: ignore[abstract]
+        tiling = plgpu.TilingTransform((tiled_rows, tiled_columns))  # type: ignore[abstract]
+        return plgpu.SMEM(shape, x.dtype, transforms=(tiling, plgpu.SwizzleTransform(2 * tiled_columns)))  # type: ignore[abstract]
 
     halves = plgpu.Barrier(num_barriers=2, orders_tensor_core=True) if blackwell else None
     return plgpu.kernel(

@@ -150,6 +150,8 @@ def test_a_step_with_experts_copies_neither_their_weights_nor_rows_for_each():
     [
         pytest.param("h100", 512, 128, 2048, 1536, id="H100 decode"),
         pytest.param("b200", 256, 32, 2880, 2880, id="B200 decode, half a tile"),
+        pytest.param("b200", 256, 32, 2880, 720, id="B200 decode, narrow columns", marks=pytest.mark.heavy),
+        pytest.param("h100", 256, 32, 2880, 720, id="H100 decode, narrow columns"),
         pytest.param("h200", 4096, 8, 4096, 28672, id="H200 prefill", marks=pytest.mark.heavy),
         pytest.param("b200", 16384, 128, 768, 2048, id="B200 prefill", marks=pytest.mark.heavy),
     ],
