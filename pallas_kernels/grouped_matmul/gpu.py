@@ -25,6 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul import triton
 from pallas_kernels.grouped_matmul.visits import plan_visits
+from pallas_kernels.ragged_paged_attention.gpu_products import shared_matrix
 
 _OUTPUTS, _INPUTS = 128, 64  # of a tile
 _ALIGNMENT = 8  # of a tile's first row: shared memory is tiled by as many
@@ -168,12 +169,7 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
             pl.when(warpgroup == 1)(lambda: each_item(blackwell_products))
         plgpu.wait_smem_to_gmem(0)
 
-    def tiles(shape: tuple[int, ...], tiled_rows: int = 8) -> Any:
-        tiled_columns = math.gcd(num_out, 64)
-        # Newer versions of jax declare a method of these that type checkers take for abstract.
-        tiling = plgpu.TilingTransform((tiled_rows, tiled_columns))  # type: ignore[abstract]
-        return plgpu.SMEM(shape, x.dtype, transforms=(tiling, plgpu.SwizzleTransform(2 * tiled_columns)))  # type: ignore[abstract]
-
+    tiles = functools.partial(shared_matrix, x.dtype, swizzle=2 * math.gcd(num_out, 64))
     halves = plgpu.Barrier(num_barriers=2, orders_tensor_core=True) if blackwell else None
     return plgpu.kernel(
         grouped_matmul,
@@ -181,7 +177,7 @@ def _run(visits: jax.Array, x: jax.Array, matrices: jax.Array, rows: int, stages
         scratch_types=[
             tiles((stages, rows, _INPUTS)),
             tiles((stages, parts, _INPUTS, width)),
-            tiles((parts, rows, width), tiled_rows=1),
+            tiles((parts, rows, width), rows=1),
             plgpu.Barrier(num_barriers=stages, num_arrivals=1 + parts),
             plgpu.Barrier(num_barriers=stages, num_arrivals=parts, orders_tensor_core=blackwell),
             plgpu.TMEM((_OUTPUTS, 2 * rows), jnp.float32) if blackwell else None,

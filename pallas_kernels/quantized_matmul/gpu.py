@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantized_matmul.gpu_products import TensorMemory, Wgmma
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight, round_rows
+from pallas_kernels.ragged_paged_attention.gpu_products import shared_matrix
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 _INPUTS = 128  # of a tile
@@ -143,8 +144,8 @@ def _run(x: jax.Array, weight: QuantizedWeight, plan: Plan, splits: int, interpr
         kernel,
         out_type=jax.ShapeDtypeStruct((splits, num_out, x.shape[0]), jnp.float32),
         scratch_types={
-            "x_smem": _tiled((stages, made.rows, _INPUTS), x.dtype, swizzle, swizzle // 2),
-            "values_smem": _tiled((stages, plan.outputs, _INPUTS), weight.values.dtype, _INPUTS * bits // 8, _INPUTS),
+            "x_smem": shared_matrix(x.dtype, (stages, made.rows, _INPUTS), swizzle),
+            "values_smem": shared_matrix(weight.values.dtype, (stages, plan.outputs, _INPUTS), _INPUTS * bits // 8, columns=_INPUTS),
             "scales_smem": plgpu.SMEM((stages, groups, plan.outputs), jnp.float32),
             "ready": plgpu.Barrier(num_barriers=stages, num_arrivals=3),
             "consumed": plgpu.Barrier(num_barriers=stages, num_arrivals=computing),
@@ -156,9 +157,3 @@ def _run(x: jax.Array, weight: QuantizedWeight, plan: Plan, splits: int, interpr
         thread_name="warpgroup",
         interpret=interpret,
     )(x, weight.values, weight.scales.astype(jnp.float32))
-
-
-def _tiled(shape: tuple[int, ...], dtype: Any, swizzle: int, columns: int) -> Any:
-    # Newer versions of jax declare a method of these that type checkers take for abstract.
-    tiling = plgpu.TilingTransform((8, columns))  # type: ignore[abstract]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))  # type: ignore[abstract]

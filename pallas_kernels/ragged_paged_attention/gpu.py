@@ -29,7 +29,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.ragged_paged_attention.gpu_products import MOST_COLUMNS, TensorMemory, Wgmma
+from pallas_kernels.ragged_paged_attention.gpu_products import MOST_COLUMNS, TensorMemory, Wgmma, shared_matrix
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 _MASKED = -1e30
@@ -349,8 +349,8 @@ def _run(
     k_swizzle = min(k_swizzle, plgpu.find_swizzle(head_dim * 16))  # as that of the queries
     pages = [((head_dim, size), k_swizzle), ((size, head_dim), v_swizzle)][: len(sources)]
     scratch = {
-        "q": _shared_matrix(q.dtype, (groups, plan.rows, head_dim), k_swizzle),
-        "pages": [_shared_matrix(q.dtype, (plan.stages, *page), swizzle) for page, swizzle in pages],
+        "q": shared_matrix(q.dtype, (groups, plan.rows, head_dim), k_swizzle),
+        "pages": [shared_matrix(q.dtype, (plan.stages, *page), swizzle) for page, swizzle in pages],
         "ready": [plgpu.Barrier(num_barriers=plan.stages)] * len(pages),
         "consumed": plgpu.Barrier(num_barriers=plan.stages, num_arrivals=computing),
         "lse": plgpu.SMEM((groups, plan.rows), jnp.float32),
@@ -358,10 +358,10 @@ def _run(
         "q_done": plgpu.Barrier(num_barriers=groups, num_arrivals=call.columns),
     }
     if plan.narrow_stages:
-        scratch["narrow"] = [_shared_matrix(sources[0].dtype, (plan.narrow_stages, *page), 64) for page, _ in pages]
+        scratch["narrow"] = [shared_matrix(sources[0].dtype, (plan.narrow_stages, *page), 64) for page, _ in pages]
         scratch["arrived"] = [plgpu.Barrier(num_barriers=plan.narrow_stages)] * len(pages)
     if call.blackwell or call.interpret is not None:
-        scratch["weights"] = _shared_matrix(q.dtype, (computing, plan.rows, size), plgpu.find_swizzle(size * 16))
+        scratch["weights"] = shared_matrix(q.dtype, (computing, plan.rows, size), plgpu.find_swizzle(size * 16))
     if call.blackwell:
         scratch["scores"] = plgpu.TMEM((plan.rows, groups * size), jnp.float32)
         width = call.latent or head_dim
@@ -382,13 +382,6 @@ def _run(
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),  # rows lie within warps
         interpret=call.interpret,
     )(page_table, tiles.packed(), q, *sources)
-
-
-def _shared_matrix(dtype: Any, shape: tuple[int, ...], swizzle: int) -> Any:
-    """Shared memory whose last two axes are tiled as the tensor cores read them."""
-    # Newer versions of jax declare a method of these that type checkers take for abstract.
-    tiling = plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize))  # type: ignore[abstract]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))  # type: ignore[abstract]
 
 
 class _Program:
