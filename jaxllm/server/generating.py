@@ -178,7 +178,7 @@ def new_job(
     )
     if state.config.enable_log_requests:
         lengths = [len(prompt.token_ids) for prompt in prompts]
-        logger.info("request %s: %d prompts of %s tokens, %s", job.response_id, len(prompts), lengths[:16], params)
+        logger.info("request %s: %d prompts of %s tokens, %.2000s", job.response_id, len(prompts), lengths[:16], params)
     return job
 
 
