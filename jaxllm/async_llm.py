@@ -100,6 +100,7 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """Stop the engine and its process; open requests fail. From any thread; takes at most some seconds."""
+        self._dead = self._dead or EngineDeadError("the engine has been shut down")
         self._client.shutdown()
 
     async def __aenter__(self) -> Self:
@@ -277,6 +278,8 @@ class AsyncLLM:
             metrics.log_stats()
 
     def _end(self, error: EngineDeadError) -> None:
+        if self._dead is None:
+            logger.critical("no more requests are served: %s", error)
         self._dead = error
         for task in self._tasks:
             if task is not asyncio.current_task():

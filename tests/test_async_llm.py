@@ -181,7 +181,7 @@ def test_a_long_text_is_tokenised_beside_the_loop(config):
     asyncio.run(run())
 
 
-def test_death_of_the_engine_fails_everything_open_and_later(config):
+def test_death_of_the_engine_fails_everything_open_and_later(config, caplog):
     async def run():
         llm = engine(config, "start_slow")
         await llm.start()
@@ -197,9 +197,10 @@ def test_death_of_the_engine_fails_everything_open_and_later(config):
         llm.shutdown()
 
     asyncio.run(run())
+    assert [record.levelname for record in caplog.records if "SIGKILL" in record.message] == ["CRITICAL"]
 
 
-def test_shutdown_fails_open_requests_and_leaves_no_process(config):
+def test_shutdown_fails_open_requests_and_leaves_no_process(config, caplog):
     async def run():
         llm = engine(config, "start_slow")
         await llm.start()
@@ -213,6 +214,7 @@ def test_shutdown_fails_open_requests_and_leaves_no_process(config):
         llm.shutdown()
 
     asyncio.run(run())
+    assert not [record for record in caplog.records if record.levelname == "CRITICAL"]
 
 
 def test_what_keeps_the_engine_from_starting_is_raised_as_it_was(config):

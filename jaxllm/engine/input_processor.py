@@ -29,8 +29,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 # The most tokens (prompt and outputs, over all n sequences) that one request may come to hold. Bounds the memory of one request.
 MAX_REQUEST_TOKENS = 2**22
-# Characters and ids of a list that count as much as a token.
-_PER_TOKEN = 8
 
 _CACHE_SALT_LIMIT = 128
 _CACHE_SALT_FORBIDDEN = "@/\\\0"
@@ -214,8 +212,8 @@ class InputProcessor:
         if params.structured_outputs is not None:
             grammar = output_grammar(params.structured_outputs, self._special_id)
             self._grammars.check(grammar, self._defaults.eos_token_ids)
-        # Every sequence takes all of these to the engine.
-        extra = sum(map(len, (*(params.stop or ()), grammar or "", params.allowed_token_ids or ()))) // _PER_TOKEN
+        # Every sequence takes all of these to the engine; eight characters or ids count as much as a token, which takes memory there.
+        extra = sum(map(len, (*(params.stop or ()), grammar or "", params.allowed_token_ids or ()))) // 8
         if params.n * (prompt_len + max_tokens + extra) > MAX_REQUEST_TOKENS:
             raise InvalidRequestError(
                 f"n={params.n} sequences of {prompt_len} prompt and up to {max_tokens} output tokens, with stop strings, allowed ids and a "

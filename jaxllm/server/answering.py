@@ -20,9 +20,6 @@ from jaxllm.server.sampling import chat_params
 from jaxllm.server.state import ServerState
 from jaxllm.server.structured import constraint_field, with_reasoning
 
-# Of fewer, the grammar is written in less time than a hop to another thread is worth.
-_INLINE_TOOLS = 64
-
 
 class Answering:
     """The engine's job for a conversation, and the parts of its answers: text, reasoning and tool calls."""
@@ -84,8 +81,8 @@ async def open_answering(
     constraint = (field_names or {}).get(constraint, constraint)
     names = {"logprobs": "top_logprobs", "structured_outputs": constraint, **(field_names or {})}
     try:
-        # Schemas may be many and large.
-        is_long = body.response_format is not None or len(body.tools or ()) > _INLINE_TOOLS
+        # Schemas may be large; those of few tools are read in less time than a hop to another thread is worth.
+        is_long = body.response_format is not None or len(body.tools or ()) > 64
         plan = await asyncio.to_thread(AnswerPlan, state, body) if is_long else AnswerPlan(state, body)
         defaults = serving.engine.default_sampling_params
         params = chat_params(body, defaults, plan.constraint, keep_special_tokens=plan.keeps_special_tokens)

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 # A class without an end is taken whole, and nothing is gone back over: a hostile pattern would take for ever.
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\(\?[=!]|\(|\)|\||.", re.DOTALL)
-_MOST = 32
 _BETWEEN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n", "\\ ": " "}
 
 
@@ -55,7 +54,8 @@ def _split(pattern: str) -> list[str] | None:
             cuts.append(found.end())
             inside = False
     parts = [pattern[start:end] for start, end in pairwise([*cuts, len(pattern)])]
-    return parts if depth == 0 and len(parts) <= 2 * _MOST + 1 else None
+    # Each look-ahead nests what follows it one level deeper.
+    return parts if depth == 0 and len(parts) <= 2 * 32 + 1 else None
 
 
 def in_slashes(pattern: str) -> str:
