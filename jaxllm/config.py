@@ -110,7 +110,7 @@ class ModelConfig:
     pooler_config: dict[str, Any] | None = option(None, "JSON object over the model's own: pooling_type (CLS, LAST, MEAN), use_activation")
     tokenizer: str | None = option(None, "Tokenizer directory or hub id, where it is not the model's own")
     revision: str | None = option(None, "Branch, tag or commit on the hub")
-    dtype: Dtype = option("auto", "Compute dtype. auto: the checkpoint's; float32 for GGUF files on CPU, bfloat16 on accelerators")
+    dtype: Dtype = option("auto", "Compute dtype. auto: float32 on CPU; on accelerators the checkpoint's, bfloat16 for GGUF files")
     max_model_len: int | None = option(None, "Context length in tokens. Default: the model's own, as far as memory allows", low=2)
     max_logprobs: int = option(20, "Largest `logprobs` a request may ask for (-1: no limit)", low=-1)
     seed: int = option(0, "Seed of requests that bring none")

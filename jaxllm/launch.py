@@ -186,22 +186,20 @@ def open_weights(config: EngineConfig, files: ModelFiles) -> Checkpoint | None:
 
 
 def compute_dtype(config: EngineConfig, files: ModelFiles, checkpoint: Checkpoint | None, platform: str) -> str:
-    """The dtype asked for; for "auto" the checkpoint's, or for GGUF files and for experts the one that the platform is best at."""
-    from jaxllm.models.experts import has_experts
+    """The dtype asked for; for "auto" the checkpoint's, or bfloat16 for GGUF files; on CPU float32."""
     from jaxllm.models.registry import FAMILIES
 
     if config.model.dtype != "auto":
         return config.model.dtype
-    if files.kind == "gguf":
-        return "float32" if platform == "cpu" else "bfloat16"
-    stored = _stored_dtype(files.config, checkpoint)
+    stored = "bfloat16" if files.kind == "gguf" else _stored_dtype(files.config, checkpoint)
+    if platform == "cpu":
+        if files.kind != "gguf" and stored in _COMPUTE_DTYPES and stored != "float32":
+            logger.info("computing in float32: %s is slower on CPU; dtype %s halves the memory", stored, stored)
+        return "float32"
     family = FAMILIES.get((files.config.get("architectures") or [""])[0])
     if stored == "float16" and family is not None and not family.float16:
         logger.warning("the checkpoint is float16, whose range this model's activations exceed: computing in bfloat16")
         return "bfloat16"
-    if stored == "bfloat16" and platform == "cpu" and family is not None and has_experts(family, files.config):
-        logger.info("computing in float32: on CPU, bfloat16 experts would all be converted in every step; dtype bfloat16 halves the memory")
-        return "float32"
     return stored if stored in _COMPUTE_DTYPES else "float32"
 
 

@@ -285,9 +285,9 @@ def test_weights_that_do_not_fit_the_config_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("config", "asked", "expected"),
-    [("bfloat16", "auto", "bfloat16"), ("float16", "auto", "float16"), ("float32", "half", "float16"), (None, "auto", "float32")],
+    [("bfloat16", "auto", "float32"), ("bfloat16", "bfloat16", "bfloat16"), ("float32", "half", "float16"), (None, "auto", "float32")],
 )
-def test_dtype_is_the_checkpoints_unless_asked_for(tmp_path, config, asked, expected):
+def test_dtype_is_float32_on_cpu_unless_asked_for(tmp_path, config, asked, expected):
     directory = write_model(tmp_path, tiny_config(vocab_size=VOCAB, dtype=config))
     with LLM(str(directory), dtype=asked, **OPTIONS) as llm:
         assert llm.info.dtype == expected

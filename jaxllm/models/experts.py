@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from jaxllm.models.family import ACTIVATIONS, Family, change_blocks
+from jaxllm.models.family import ACTIVATIONS, change_blocks
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.specs import DecoderSpec, MLPSpec, MoESpec
 from jaxllm.weights.rules import Rule, Source, rule
@@ -18,12 +18,6 @@ MTP_LAYERS = r"model\.layers\.({past})\..*"
 TRAINING_KEYS = (
     "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "input_jitter_noise", "aux_loss_alpha", "seq_aux", "ep_size",
 )  # fmt: skip
-
-
-def has_experts(family: Family, hf_config: Mapping[str, Any]) -> bool:
-    """Whether any layer of the config's model has experts."""
-    spec = family.to_spec(HFConfig(hf_config), None)
-    return any(isinstance(block.feed_forward, MoESpec) for block in spec.blocks)
 
 
 def first_size(config: HFConfig, *keys: str) -> int:

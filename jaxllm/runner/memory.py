@@ -289,8 +289,9 @@ def check_fits(model_def: ModelDef, placement: Placement, cache: CacheConfig, li
     temporaries = _activations(model_def, limits, placement.num_shards)
     parts = f"weights {_readable(weights)}, temporaries (estimate) {_readable(temporaries)}, usable per device {_readable(total)}"
     if weights + temporaries > total:
+        narrower = "give dtype=bfloat16 (now float32), " if model_def.shapes[model_def.names[0]].dtype == jnp.float32 else ""
         raise OutOfMemoryPlanError(
-            f"the model does not fit: {parts}; raise gpu_memory_utilization (now {cache.gpu_memory_utilization}), lower "
+            f"the model does not fit: {parts}; {narrower}raise gpu_memory_utilization (now {cache.gpu_memory_utilization}), lower "
             f"max_num_batched_tokens (now {limits.max_num_batched_tokens}), or share the model over more devices"
         )
     return parts

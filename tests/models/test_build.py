@@ -433,11 +433,9 @@ def test_partly_rotated_heads_are_refused_where_the_config_says_so() -> None:
     define(tiny_config(partial_rotary_factor=1.0))
 
 
-@pytest.mark.parametrize(
-    ("name", "platform", "dtype"), [("mixtral", "cpu", "float32"), ("mixtral", "tpu", "bfloat16"), ("llama", "cpu", "bfloat16")]
-)
-def test_experts_are_computed_in_float32_on_cpu_unless_asked_otherwise(name: str, platform: str, dtype: str) -> None:
-    config = CASES[name].config | {"dtype": "bfloat16"}
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("tpu", "bfloat16"), ("gpu", "bfloat16")])
+def test_models_are_computed_in_float32_on_cpu_unless_asked_otherwise(platform: str, dtype: str) -> None:
+    config = CASES["llama"].config | {"dtype": "bfloat16"}
     files = ModelFiles(kind="hf", path=Path(), config=config, generation_config={}, name="m", tokenizer_path=Path())
     assert compute_dtype(EngineConfig.from_options(model="m"), files, None, platform) == dtype
     assert compute_dtype(EngineConfig.from_options(model="m", dtype="bfloat16"), files, None, platform) == "bfloat16"
