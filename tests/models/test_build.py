@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from jaxllm.errors import ConfigError, ModelLoadError
 from jaxllm.launch import compute_dtype
 from jaxllm.model_files import ModelFiles
 from jaxllm.models.build import define_model
-from jaxllm.models.registry import FAMILIES
 from jaxllm.specs import DecoderSpec
 from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint, random_tensors, tiny_config
@@ -35,67 +33,6 @@ LLAMA_8B = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
 }
-# Billions of parameters of the released models, tied heads counted once.
-RELEASED = {
-    "google--gemma-2-9b-it": 9.241705984,
-    # From the config by hand: 2 * 100278 * 5120 of embeddings and head, 5120 of the last norm, and in each of 64 layers 5120 * (5120 + 2 *
-    # 1024) + 5120 * 5120 of attention, 3 * 5120 * 27648 of the MLP, 6144 of head norms, 2 * 5120 of norms.
-    "allenai--Olmo-3.1-32B-Instruct": 32.233522176,
-    # By hand, its head tied: 65024 * 8192 of embeddings, 2 * 8192 of the last norm, and in each of 60 layers 8192 * (8192 + 2 * 512) +
-    # 8192 * 8192 of attention, 8 * 8192 * 8192 of the MLP, 4 * 8192 of norms.
-    "ipex-tiiuae_falcon-40b": 41.303293952,
-    # By hand: 50432 * 4096 of embeddings, 4096 of the last norm, in each of 32 layers 12 * 4096 * 4096 of matrices, 2 * 4096 of norms.
-    "ipex-mosaicml_mpt-7b": 6.649286656,
-    # By hand, without the encoder of images: 262144 * 2816 of embeddings, 2816 of the last norm; in each of 30 layers 3 * 2816 * (2112 +
-    # 128 * 704) of MLP and experts, 2816 * 128 + 2816 + 128 of the router, 7 * 2816 of norms, a scalar; in 25 of them 2816 * 256 * (2 * 16
-    # + 2 * 8) + 2 * 256 of attention, in the others 2816 * 512 * (2 * 16 + 2) + 2 * 512.
-    "google--gemma-4-26B-A4B": 25.23314179,
-    "Qwen--Qwen2.5-7B-Instruct": 7.6156,
-    "Qwen--Qwen3-0.6B": 0.59605,
-    "Qwen--Qwen3-32B": 32.7621,
-    "Qwen--Qwen3-8B": 8.19074,
-    "meta-llama--Meta-Llama-3.1-70B": 70.5537,
-    "meta-llama--Meta-Llama-3.1-8B": 8.03026,
-    "mistralai--Mistral-7B-Instruct-v0.3": 7.24802,
-    "xft-qwen2-0_5b": 0.46399,
-    "MiniMaxAI--MiniMax-M2.5": 228.6898,
-    "Qwen--Qwen3-235B-A22B": 235.0936,
-    "Qwen--Qwen3-30B-A3B": 30.5321,
-    "Qwen--Qwen3-30B-A3B-FP8": 30.5321,
-    "Qwen--Qwen3-Coder-480B-A35B-Instruct": 480.1549,
-    # Without the layer that predicts further ahead.
-    "deepseek-ai--DeepSeek-R1": 671.0264,
-    "deepseek-ai--DeepSeek-V3": 671.0264,
-    "rtp-glm45": 352.7978,
-    # Without the encoder of images.
-    "meta-llama--Llama-4-Scout-17B-16E-Instruct": 107.7699,
-    "mistralai--Mixtral-8x7B-v0.1": 46.7028,
-    "moonshotai--Kimi-K2-Instruct": 1026.4082,
-    "openai--gpt-oss-120b": 116.8292,
-    "openai--gpt-oss-20b": 20.9148,
-}
-
-
-# The defaults of these configs are those of a released model; its published number of parameters, tied heads counted once.
-DEFAULTS = {
-    "cohere": 34_980_831_232,  # c4ai-command-r-v01
-    "ernie4_5": 360_748_032,  # ERNIE-4.5-0.3B
-    "falcon": 6_921_720_704,  # falcon-7b
-    "glm": 9_399_951_360,  # glm-4-9b
-    "glm4": 9_400_279_040,  # GLM-4-9B-0414
-    "gpt2": 124_439_808,
-    "gpt_neox": 20_554_567_680,  # gpt-neox-20b
-    "gptj": 6_050_882_784,  # gpt-j-6b
-    "opt": 125_239_296,  # opt-125m
-    "phi3": 3_821_079_552,  # Phi-3-mini
-    "smollm3": 3_075_098_624,  # SmolLM3-3B
-    "stablelm": 2_795_443_200,  # stablelm-3b-4e1t
-    "starcoder2": 3_030_371_328,  # starcoder2-3b
-}
-
-
-# Why a config of a supported architecture may be refused.
-_REASONS = ("quantization_config", "is not supported", "; supported: ")
 
 
 def define(config: dict[str, Any], **options: Any) -> Any:
@@ -121,19 +58,6 @@ def test_large_model_is_defined_without_memory_for_it() -> None:
     assert {(layer.num_kv_heads, layer.head_dim) for layer in model.cache_layers} == {(8, 128)}
 
 
-@pytest.mark.parametrize("name", RELEASED)
-def test_released_models_have_their_number_of_parameters(name: str, conformance_data: Path) -> None:
-    config = json.loads((conformance_data / "hf_configs" / f"{name}.json").read_text())
-    assert define(config, dtype="bfloat16").num_params / 1e9 == pytest.approx(RELEASED[name], rel=1e-4)
-
-
-@pytest.mark.parametrize("model_type", DEFAULTS)
-def test_default_configs_have_the_parameters_of_the_models_they_describe(model_type: str, conformance_data: Path) -> None:
-    config = json.loads((conformance_data / "hf_configs" / "transformers_defaults" / f"{model_type}.json").read_text())
-    architecture = next(case.architecture for case in CASES.values() if case.config["model_type"] == model_type)
-    assert define(config | {"architectures": [architecture]}, dtype="bfloat16").num_params == DEFAULTS[model_type]
-
-
 _FLAN = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 _BART_BASE = {"encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}
 
@@ -152,29 +76,6 @@ _BART_BASE = {"encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072,
 def test_encoders_with_decoders_have_the_published_number_of_parameters(config: dict[str, Any], published: int) -> None:
     architecture = "T5ForConditionalGeneration" if "d_ff" in config else "BartForConditionalGeneration"
     assert define({"architectures": [architecture], **config}, dtype="bfloat16").num_params == published
-
-
-def test_every_real_config_is_understood_or_refused_with_a_reason(conformance_data: Path) -> None:
-    defined, reasons = set(), {}
-    by_model_type = {case.config["model_type"]: case.architecture for case in BY_ARCHITECTURE.values()}
-    for file in sorted((conformance_data / "hf_configs").rglob("*.json")):
-        config = json.loads(file.read_text())
-        if not isinstance(config, dict) or "generation" in file.name:
-            continue
-        if "architectures" not in config and config.get("model_type") in by_model_type:
-            config["architectures"] = [by_model_type[config["model_type"]]]
-        try:
-            defined.add(define(config, dtype="bfloat16").architecture)
-        except ModelLoadError as error:
-            architecture = (config.get("architectures") or [None])[0]
-            reasons[file.name] = (architecture in FAMILIES, str(error))
-    unclear = {
-        name: reason
-        for name, (supported, reason) in reasons.items()
-        if not any(part in reason for part in (_REASONS if supported else ("not supported; supported: LlamaForCausalLM",)))
-    }
-    assert not unclear
-    assert {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"} <= defined
 
 
 @pytest.mark.parametrize("case", BY_ARCHITECTURE.values(), ids=lambda case: case.name)
