@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.errors import ConfigError
 from jaxllm.specs import CacheLayer, StateLayer
+from jaxllm.weights.transforms import ALIGNMENT, empty
 
 MESH_AXES = ("data", "expert", "model")
 
@@ -80,6 +81,11 @@ class Placement:
     def put(self, array: Any, axes: tuple[str | None, ...] = ()) -> jax.Array:
         """Place a host array, or what gives its slices when asked (`weights.rules.Stack`); each device gets its own slice only."""
         sharding = self.sharding(axes)
-        if self.mesh.size == 1:
-            return jax.device_put(np.asarray(array), sharding)
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        if self.mesh.size > 1:
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        whole = np.asarray(array)
+        if self.mesh.devices.flat[0].platform == "cpu" and whole.ctypes.data % ALIGNMENT:
+            # XLA would copy it as well, some time later, and keep the checkpoint's pages until then.
+            array, whole = whole, empty(whole.shape, whole.dtype)
+            whole[...] = array
+        return jax.device_put(whole, sharding)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.weights.checkpoint import Checkpoint
-from jaxllm.weights.transforms import COPY, CheckpointDims, Transform
+from jaxllm.weights.transforms import COPY, CheckpointDims, Transform, empty
 
 # Where a message lists names, this many are enough.
 _LISTED = 12
@@ -121,7 +121,7 @@ class Stack:
         stack: np.ndarray | None = None
         for place, expert in enumerate(experts):
             part = self.recipe.build(self.read, self.shape[1:], self.dtype, expert)[index[1:]]
-            stack = np.empty((len(experts), *part.shape), self.dtype) if stack is None else stack
+            stack = empty((len(experts), *part.shape), self.dtype) if stack is None else stack
             stack[place] = part
         assert stack is not None
         return stack

@@ -7,6 +7,7 @@ array, so that no intermediate copy of a parameter exists.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -14,6 +15,24 @@ from typing import Literal, Protocol
 import numpy as np
 
 Shape = tuple[int, ...]
+# Of memory that XLA takes over from the host as it is.
+ALIGNMENT = 64
+
+
+def empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """An array that a CPU device takes over without a copy. Of pages of its own, small ones: huge ones take longer to come."""
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, max(count * dtype.itemsize, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype, count).reshape(shape)
+
+
+def contiguous(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array itself where nothing has to change, else a copy that a CPU device takes over."""
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    copy = empty(array.shape, dtype)
+    copy[...] = array
+    return copy
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class Reshape:
         )
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        return np.ascontiguousarray(sources[0], dtype).reshape(shape)
+        return contiguous(sources[0], dtype).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -93,7 +112,7 @@ class Interleave:
         return ((shape[0] * shape[2], *shape[3:]),) * shape[1]
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        array = np.empty(shape, dtype)
+        array = empty(shape, dtype)
         for i, source in enumerate(sources):
             array[:, i] = source.reshape(shape[0], *shape[2:])
         return array
@@ -121,7 +140,7 @@ class FuseHeads:
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
         group, rest = shape[1] - self.extra, shape[2:]
         copies = shape[0] // dims.num_kv_heads
-        array = np.empty(shape, dtype)
+        array = empty(shape, dtype)
         if self.stored == "grouped":
             whole = sources[0].reshape(dims.num_kv_heads, copies * group + self.extra, *rest)
             queries, kv = whole[:, : copies * group], [whole[:, copies * group + i] for i in range(self.extra)]
@@ -150,7 +169,7 @@ class HeadGates:
         return ((2 * math.prod(shape[:3]), *shape[3:]),)
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        return np.ascontiguousarray(sources[0].reshape(*shape[:2], 2, *shape[2:])[:, :, 1], dtype)
+        return contiguous(sources[0].reshape(*shape[:2], 2, *shape[2:])[:, :, 1], dtype)
 
 
 @dataclass(frozen=True)
@@ -180,7 +199,7 @@ class InterleaveInputs:
         return ((shape[0] * shape[2] // self.parts, shape[1]),) * self.parts
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        array = np.empty((*shape[:2], self.parts, shape[2] // self.parts), dtype)
+        array = empty((*shape[:2], self.parts, shape[2] // self.parts), dtype)
         for i, source in enumerate(sources):
             array[:, :, i] = source.reshape(shape[0], -1, shape[1]).swapaxes(1, 2)
         return array.reshape(shape)
@@ -194,7 +213,7 @@ class Transpose:
         return (shape[::-1],)
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        return np.ascontiguousarray(sources[0].T, dtype)
+        return contiguous(sources[0].T, dtype)
 
 
 @dataclass(frozen=True)
@@ -208,7 +227,7 @@ class HeadRows:
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
         heads = sources[0].reshape(shape[0], -1, *shape[2:])
-        return np.ascontiguousarray(heads[:, dims.key_rows :] if self.of_value else heads[:, : dims.key_rows], dtype)
+        return contiguous(heads[:, dims.key_rows :] if self.of_value else heads[:, : dims.key_rows], dtype)
 
 
 @dataclass(frozen=True)
@@ -251,7 +270,7 @@ class GroupRows:
         return tuple(shapes)
 
     def build(self, sources: Sequence[np.ndarray], shape: Shape, dtype: np.dtype, dims: CheckpointDims) -> np.ndarray:
-        array = np.empty(shape, dtype)
+        array = empty(shape, dtype)
         shares = iter(self._shares(shape[0], dims))
         place = 0
         for source, count in zip(sources, self.parts or (len(dims.rows[self.of]),), strict=True):

@@ -12,6 +12,7 @@ import pytest
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.build import ModelDef, define_model
+from jaxllm.runner.mesh import Placement, make_mesh
 from jaxllm.weights.hf import open_checkpoint
 from jaxllm.weights.rules import load_params
 from tests.checkpoints import MemoryCheckpoint, random_tensors, tiny_config, write_model
@@ -213,6 +214,24 @@ def test_unchanged_parameter_is_a_view_of_the_file(tmp_path: Path) -> None:
         load_params(model, open_checkpoint(write_model(tmp_path)), lambda name, array: (name, array))  # type: ignore[arg-type]
     )
     assert not params["layers.0.mlp.down"].flags.owndata
+
+
+def test_cpu_devices_take_over_what_was_fused_and_what_lies_badly_is_copied_once() -> None:
+    model, placement = define_model(tiny_config(), dtype="float32"), Placement(make_mesh(1))
+    addresses = {}
+
+    def place(name: str, array: np.ndarray) -> None:
+        addresses[name] = (array.ctypes.data, placement.put(array, model.axes[name]).unsafe_buffer_pointer())
+
+    load_params(model, MemoryCheckpoint(random_tensors(tiny_config())), place)
+    for part in ("attention.qkv", "mlp.gate_up"):
+        made, held = addresses[f"layers.1.{part}"]
+        assert made == held
+    badly = np.frombuffer(np.arange(65, dtype=np.float32).tobytes(), np.float32, 64, 4)
+    badly = badly if badly.ctypes.data % 64 else badly[1:]
+    held = placement.put(badly)
+    np.testing.assert_array_equal(held, badly)
+    assert held.unsafe_buffer_pointer() % 64 == 0
 
 
 # --------------------------------------------------------------------------- experts
