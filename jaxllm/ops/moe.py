@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxllm.ops.attention.gpu import reason_against
+from jaxllm.ops.mosaic_gpu import reason_against
 from jaxllm.specs import RouterSpec
 from pallas_kernels.devices import is_blackwell
 

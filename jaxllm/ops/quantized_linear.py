@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxllm.ops.attention.gpu import reason_against
+from jaxllm.ops.mosaic_gpu import reason_against
 from pallas_kernels.devices import find_device, is_blackwell
 from pallas_kernels.quantized_matmul import xla
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight

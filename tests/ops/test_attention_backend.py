@@ -38,7 +38,7 @@ def test_a_gpu_without_a_kernel_is_said_once(caplog):
     for _ in range(2):
         choose_backend("gpu", "NVIDIA A100-SXM4-80GB")
     assert [r.message for r in caplog.records] == [
-        "attention runs through XLA: the kernel for GPUs is made for Hopper and B200, and this is NVIDIA A100-SXM4-80GB"
+        "attention runs through XLA: the kernels for GPUs are made for Hopper and B200, and this is NVIDIA A100-SXM4-80GB"
     ]
 
 

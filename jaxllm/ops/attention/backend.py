@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxllm.ops.attention import gpu, tpu, xla
 from jaxllm.ops.attention.metadata import AttentionMetadata, Cache, LayerCache, write_pages
+from jaxllm.ops.mosaic_gpu import reason_against
 from jaxllm.specs import AttendSpec, CacheLayer
 from pallas_kernels.devices import find_device, is_blackwell
 
@@ -103,7 +104,7 @@ def choose_backend(platform: str, device_kind: str = "") -> AttentionBackend:
     if platform == "tpu":
         return AttentionBackend("tpu", tpu.Attend(find_device(device_kind)), tpu.cache_shapes)
     if platform in ("gpu", "cuda"):
-        reason = gpu.reason_against(device_kind)
+        reason = reason_against(device_kind)
         if reason is None:
             return AttentionBackend("gpu", gpu.Attend(blackwell=is_blackwell(device_kind)), xla.cache_shapes)
         gpu.say_once(reason)

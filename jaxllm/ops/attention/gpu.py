@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +15,9 @@ import jax
 from jaxllm.ops.attention import xla
 from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
 from jaxllm.specs import AttendSpec
-from pallas_kernels.devices import is_blackwell
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 logger = logging.getLogger(__name__)
-
-
-# Older versions of jax have another Mosaic GPU.
-_JAX_VERSION = (0, 11)
-
-
-def reason_against(device_kind: str) -> str | None:
-    """Why the kernel cannot run on GPUs that jax calls `device_kind`, or None: it needs wgmma or tcgen05."""
-    if re.search(r"\bG?H(20|100|200|800)\b", device_kind) is None and not is_blackwell(device_kind):
-        return f"the kernel for GPUs is made for Hopper and B200, and this is {device_kind or 'another GPU'}"
-    if jax.__version_info__ < _JAX_VERSION:
-        return f"the kernel for GPUs needs jax {'.'.join(map(str, _JAX_VERSION))} or newer, and this is {jax.__version__}"
-    return None
 
 
 @dataclass(frozen=True)
