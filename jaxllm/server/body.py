@@ -35,7 +35,10 @@ async def read_body(request: Request, model: type[Model]) -> Model:
 
 
 async def read_json(request: Request) -> Any:
-    """The request's body, whatever it says it is. Raises InvalidRequestError where it is no JSON of ours."""
+    """The request's body, whatever type it says it has. Raises InvalidRequestError where it is no JSON of ours."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise InvalidRequestError(f"the content encoding {encoding!r} is not supported; send the body as it is")
     try:
         raw = await request.body()
     except ClientDisconnect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import socket
@@ -57,6 +58,13 @@ def test_of_a_flood_of_faults_one_is_told(client: TestClient, path: str, body: d
 
     assert error["param"] == param
     assert "more errors" not in error["message"]
+
+
+def test_compressed_bodies_are_named(client: TestClient):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = client.post("/v1/completions", content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+
+    assert error_of(answer)["message"] == "the content encoding 'gzip' is not supported; send the body as it is"
 
 
 @pytest.mark.parametrize(
