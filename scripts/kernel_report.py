@@ -129,14 +129,14 @@ Blackwell's for workstations, which have neither kind of product, run on XLA's a
 PRODUCT_HEAD = """
 ## Products with quantized weights
 
-The linear layers of some models, *inputs → outputs*, and the temporaries in HBM that each takes, in MiB, with so many rows; the weights
-would take 12, 48, 112, 224, 112 and 252 MiB in bfloat16. *Outputs* have a scale each; *blocks* and *groups* one for so many inputs, int4
-groups also zeros. Rows are bfloat16, or rounded as they are multiplied. *XLA* is plain XLA (`xla.py`). With a scale for each output it
-widens the weight inside of the product, or multiplies in 8 bits, without a copy (the temporaries on GPUs are sums of parts of the inputs,
-and products before they are scaled). With groups it writes the widened weight to HBM first, on TPUs in float32 or twice, so kernels run
-there: `tpu.py`, and `gpu.py` up to 512 rows (its sums are float32 in HBM, and beside products of more rows XLA's copy is small). *Fast
-memory* is the most that they plan with, in MiB: vector memory or the shared memory of a block; *spilled*, what the GPU's assembler says, in
-bytes.
+The linear layers of some models, *inputs → outputs*, and the temporaries in HBM that each takes, in MiB, with so many rows (one figure: all
+take the same); the weights would take 12, 48, 112, 224, 112 and 252 MiB in bfloat16. *Outputs* have a scale each; *blocks* and *groups* one
+for so many inputs, int4 groups also zeros. Rows are bfloat16, or rounded as they are multiplied. *XLA* is plain XLA (`xla.py`). With a
+scale for each output it widens the weight inside of the product, or multiplies in 8 bits, without a copy (4,096 → 14,336 takes no
+temporaries on any TPU; those on GPUs are sums of parts of the inputs, and products before they are scaled). With groups it writes the
+widened weight to HBM first, on TPUs in float32 or twice, so kernels run there: `tpu.py`, and `gpu.py` up to 512 rows (its sums are float32
+in HBM, and beside products of more rows XLA's copy is small). *Fast memory* is the most that they plan with, in MiB: vector memory or the
+shared memory of a block; *spilled*, what the GPU's assembler says, in bytes.
 
 On GPUs it is Mosaic GPU. Weights are widened in registers, from which Hopper's wgmma reads them; on Blackwell they go to tensor memory,
 from which tcgen05 does. Triton would do for more GPUs, but is deprecated in Pallas. Outputs of a share that are no whole tiles (of 64 on
@@ -208,7 +208,8 @@ def product_row(weight: str, rows: str, target: str) -> str:
     chosen = "kernel" if all(kernels.values()) else f"kernel to {product.max_rows} rows" if any(kernels.values()) else "XLA"
     memory = max(case.get("vmem_bytes") or case.get("smem_bytes", 0) for case in found["cases"])
     temporaries = [f"{case['temp_bytes'] / MIB:.1f}" for case in found["cases"]]
-    cells = [" / ".join(temporaries[i : i + len(kernels)]) for i in range(0, len(cases), len(kernels))]
+    by_product = [temporaries[i : i + len(kernels)] for i in range(0, len(cases), len(kernels))]
+    cells = [" / ".join(cell if len(set(cell)) > 1 else cell[:1]) for cell in by_product]
     return " | ".join((chosen, f"{memory / MIB:.2f}" if memory else "", str(found.get("spill_bytes", "")), *cells))
 
 
