@@ -65,7 +65,6 @@ PRODUCTS = {
 }
 PRODUCT_ROWS = (1, 8, 64, 512, 2048)
 ROWS = {" / ".join(f"{rows:,}" for rows in PRODUCT_ROWS) + " rows": PRODUCT_ROWS}
-PRODUCT_TARGETS = {name: {**TPUS, **GPUS}[name] for name in ("v5e", "v6e", "tpu7x", "h100", "b200")}
 EXPERT_TARGETS = {**GPUS, "v6e": "v6e:1x1"}
 STEPS = {"64 decodes": {"tokens": 64, "rows": 64}, "512 tokens, mixed": {"tokens": 512, "rows": 64}}
 LLAMA_8B = {
@@ -275,14 +274,14 @@ TABLES = (
     (TPU_HEAD, kernel_row, tuple(SHAPES), tuple(STEPS), TPUS),
     (LLO_HEAD, llo_row, tuple(SHAPES), tuple(STEPS), LLO),
     (GPU_HEAD, kernel_row, tuple(SHAPES), tuple(STEPS), GPUS),
-    (PRODUCT_HEAD, product_row, tuple(WEIGHTS), tuple(ROWS), PRODUCT_TARGETS),
+    (PRODUCT_HEAD, product_row, tuple(WEIGHTS), tuple(ROWS), {**TPUS, **GPUS}),
     (EXPERT_HEAD, expert_row, tuple(EXPERTS), tuple(TOKENS), EXPERT_TARGETS),
     (STEP_HEAD, step_row, ("Llama-3.1-8B",), tuple(STEPS), SLICES),
 )
 
 
 def main() -> None:
-    targets = {**TPUS, **LLO, **GPUS, **PRODUCT_TARGETS, **EXPERT_TARGETS, **SLICES}
+    targets = {**TPUS, **LLO, **GPUS, **EXPERT_TARGETS, **SLICES}
     models, steps = [*SHAPES, *WEIGHTS, *(name for name in EXPERTS if name not in SHAPES)], [*STEPS, *ROWS, *TOKENS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", choices=targets, default=list(targets))
