@@ -334,9 +334,18 @@ def test_partly_rotated_heads_are_refused_where_the_config_says_so() -> None:
     define(tiny_config(partial_rotary_factor=1.0))
 
 
-@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("tpu", "bfloat16"), ("gpu", "bfloat16")])
-def test_models_are_computed_in_float32_on_cpu_unless_asked_otherwise(platform: str, dtype: str) -> None:
-    config = CASES["llama"].config | {"dtype": "bfloat16"}
+@pytest.mark.parametrize(
+    ("name", "stored", "platform", "dtype"),
+    [
+        ("llama", "bfloat16", "cpu", "float32"),
+        ("llama", "bfloat16", "tpu", "bfloat16"),
+        ("llama", "float16", "gpu", "float16"),
+        ("gemma3", "float16", "gpu", "bfloat16"),
+        ("gemma3", "float16", "cpu", "float32"),
+    ],
+)
+def test_auto_is_float32_on_cpu_and_the_checkpoints_dtype_elsewhere(name: str, stored: str, platform: str, dtype: str) -> None:
+    config = CASES[name].config | {"dtype": stored}
     files = ModelFiles(kind="hf", path=Path(), config=config, generation_config={}, name="m", tokenizer_path=Path())
     assert compute_dtype(EngineConfig.from_options(model="m"), files, None, platform) == dtype
     assert compute_dtype(EngineConfig.from_options(model="m", dtype="bfloat16"), files, None, platform) == "bfloat16"
