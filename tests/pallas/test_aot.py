@@ -119,7 +119,8 @@ def test_the_kernel_compiles_for_gpus_without_spills_and_updates_pages_in_place(
     request = {"target": target, **PAGES, **model, "page_size": 64, "tokens": tokens, "rows": 64}
     found = compile_isolated(KERNEL, request, timeout_s=300)
     assert found["alias_bytes"] >= found["cache_bytes"]
-    assert found["temp_bytes"] < (80 if target == "b200" else 64) * MIB
+    # Queries and outputs in tiles: those of 128 heads of 576 and 512 dims are that large themselves.
+    assert found["temp_bytes"] < (160 if model is DEEPSEEK_V3 else 80 if target == "b200" else 64) * MIB
     assert found["registers"] <= 255
     assert found["spill_bytes"] == 0
 
@@ -209,7 +210,7 @@ def test_products_with_quantized_groups_compile_for_tpus_and_copy_no_weight(targ
 @pytest.mark.parametrize(("rows", "options"), [(8, {}), (128, INT4), pytest.param(64, {"values": "int8"}, marks=pytest.mark.ahead_of_time)])
 def test_products_with_quantized_groups_compile_for_gpus_and_copy_no_weight(target, rows, options):
     found = compile_isolated(PRODUCTS, {"target": target, "rows": rows, "kernel": True, **PRODUCT, **options}, timeout_s=300)
-    assert found["temp_bytes"] < 16 * MIB  # sums of the parts
+    assert found["temp_bytes"] < 24 * MIB  # sums of the parts: a copy would take 112
     assert found["spill_bytes"] == 0
 
 
