@@ -272,17 +272,11 @@ def test_both_layouts_of_experts_are_the_same_model() -> None:
 def test_a_device_s_share_of_experts_is_read_without_the_others() -> None:
     model = define_model(CASES["qwen3_moe"].config, dtype="float32", tensor_parallel_size=2)
     checkpoint = MemoryCheckpoint(_expert_tensors("own"))
-    shares = {}
-
-    def place(name: str, array: Any) -> None:
-        if name == "layers.1.mlp.experts.gate_up":
-            checkpoint.reads.clear()
-            shares[name] = array[(slice(2, 4), slice(1, 2), slice(None), slice(None))]
-            assert {read.split("experts.")[1].split(".")[0] for read in checkpoint.reads} == {"2", "3"}
-
-    load_params(model, checkpoint, place)
+    params = dict(zip(model.names, load_params(model, checkpoint, lambda name, array: array), strict=True))
+    checkpoint.reads.clear()
     # Of each of the two experts, the second half of gate and up.
-    (share,) = shares.values()
+    share = params["layers.1.mlp.experts.gate_up"][(slice(2, 4), slice(1, 2), slice(None), slice(None))]
+    assert {read.split("experts.")[1].split(".")[0] for read in checkpoint.reads} == {"2", "3"}
     assert share.shape == (2, 1, 32, 24)
     at = "model.layers.1.mlp.experts.3."
     np.testing.assert_array_equal(share[1, 0, :, 12:], checkpoint.read(f"{at}up_proj.weight")[12:].T)
