@@ -205,6 +205,7 @@ class CompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
+        refuse_fields(self, {"thinking_token_budget": ((-1,), "needs a conversation; use /v1/chat/completions")})
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequestError("max_tokens must be at least 1, got 0; with echo=true, 0 scores the prompt", param="max_tokens")
 

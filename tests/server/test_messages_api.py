@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from jaxllm.server.app import create_app
 from tests.checkpoints import script_ids
+from tests.server.conftest import serving_state
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import HELLO
 from tests.server.templates import CALL, PARSED, SEARCH, showing_tokenizer
@@ -156,6 +158,38 @@ def test_blocks_become_messages(parsing: TestClient, showing: FakeEngine):
         "[tools:search][effort:low][think:True]<system>be brief<user>a<assistant>(hm)bsearch:x;search:y;"
         "<tool>15C<tool>16C<user>go on<assistant>"
     )
+
+
+def test_what_the_system_says_between_turns_joins_them(parsing: TestClient, showing: FakeEngine):
+    call = {"type": "tool_use", "id": "t1", "name": "search", "input": {"query": "x"}}
+    found = [{"type": "text", "text": "15C"}, {"type": "tool_reference", "tool_name": "search"}]
+    messages = [
+        {"role": "system", "content": "kindly"},
+        {"role": "user", "content": "a"},
+        {"role": "ctx", "content": "b"},
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": found}]},
+        {"role": "system", "content": "c"},
+        {"role": "assistant", "content": "d"},
+        {"role": "system", "content": "e"},
+        {"role": "user", "content": "f"},
+    ]
+
+    create(parsing, messages=messages, system="be brief", tools=[TOOL])
+
+    assert showing.tokenizer.decode(showing.seen[-1][0]) == (
+        "[tools:search]<system>be brief\n\nkindly<user>a\n\nb<assistant>search:x;<tool>15C\nsearch\n\nc<assistant>d<user>e\n\nf<assistant>"
+    )
+
+
+@pytest.mark.parametrize(("options", "budget"), [({}, None), ({"reasoning_parser": "qwen3"}, 1024)])
+def test_a_budget_limits_the_thinking_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], budget: int):
+    monkeypatch.setattr("tests.server.fake_engine.CONTEXT", 4096)
+    engine = FakeEngine(showing_tokenizer(tmp_path))
+
+    create(TestClient(create_app(serving_state(engine, **options))), max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1024})
+
+    assert engine.seen[-1][1].thinking_token_budget == budget
 
 
 def test_an_answer_that_the_client_began_goes_on(parsing: TestClient, showing: FakeEngine):

@@ -76,6 +76,18 @@ def test_a_batch_refuses(client: TestClient, engine: FakeEngine, body: dict[str,
     assert not engine.seen
 
 
+def test_a_batch_tells_of_each_prompt_beside_its_answer(client: TestClient):
+    conversations = [[{"role": "user", "content": text}] for text in ("a", "bb")]
+    asked = {"max_tokens": 2, "return_token_ids": True, "prompt_logprobs": 1}
+
+    single = [post(client, "/v1/chat/completions", messages=messages, **asked) for messages in conversations]
+    body = post(client, BATCH, messages=conversations, **asked)
+
+    for name in ("prompt_token_ids", "prompt_logprobs"):
+        assert [choice[name] for choice in body["choices"]] == [one[name] for one in single]
+        assert name not in body
+
+
 def test_one_failure_ends_the_batch(client: TestClient, engine: FakeEngine):
     engine.queue_full = True
 

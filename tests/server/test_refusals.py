@@ -122,6 +122,7 @@ def test_a_charset_in_the_content_type_is_fine(client: TestClient):
         ("stream_options", {"include_usage": True}),
         ("suffix", "x"),
         ("best_of", 2),
+        ("thinking_token_budget", 5),
         ("use_beam_search", True),
         ("length_penalty", 2),
         ("guided_json", {}),

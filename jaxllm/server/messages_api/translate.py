@@ -11,6 +11,7 @@ from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.server.answering import translated
 from jaxllm.server.messages_api.protocol import CountTokensRequest, MessagesRequest
 from jaxllm.server.protocol import ChatCompletionRequest
+from jaxllm.server.responses_api.items import with_instructions
 
 # Fields of chat completions, as errors name them, and what they are called here.
 FIELD_NAMES = {
@@ -22,6 +23,8 @@ FIELD_NAMES = {
 }
 # The first system block of one client says something else in every request: nothing of the prompt would be found in the cache.
 _CHANGING_BLOCK = "x-anthropic-billing-header"
+# The same client has names of its own for what it adds to a conversation.
+_USER_ROLES = ("user", "ctx", "msg")
 
 Message = dict[str, Any]
 
@@ -32,7 +35,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     Raises:
         InvalidRequestError, pydantic.ValidationError: a block, a tool or a passed field is at fault.
     """
-    messages = list(_messages(body))
+    messages = _with_one_system(list(_messages(body)))
     fields: dict[str, Any] = {
         **(body.model_extra or {}),
         "model": body.model,
@@ -65,7 +68,7 @@ def _messages(body: CountTokensRequest) -> Iterator[Message]:
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
             raise InvalidRequestError(f"{where}.content must be text or a list of blocks", param="messages")
-        if role == "user":
+        if role in _USER_ROLES:
             yield from _user_messages(blocks, where, names)
         elif role == "assistant":
             yield _assistant_message(blocks, where, names)
@@ -73,6 +76,20 @@ def _messages(body: CountTokensRequest) -> Iterator[Message]:
             yield {"role": "system", "content": _texts(blocks, f"{where}.content")}
         else:
             raise InvalidRequestError(f"{where}.role must be user or assistant, got {role!r:.200}", param="messages")
+
+
+def _with_one_system(messages: list[Message]) -> list[Message]:
+    """The conversation as templates want it: one system message, at the front, and no two messages of the user in a row. What the system
+    says later becomes part of what the user or a tool says.
+    """
+    found: list[Message] = []
+    for message in with_instructions(None, messages):
+        added = bool(found) and message["role"] in ("user", "system")
+        if added and (found[-1]["role"] == "user" or (found[-1]["role"] == "tool" and message["role"] == "system")):
+            found[-1]["content"] += "\n\n" + message["content"]
+        else:
+            found.append({**message, "role": "user"} if added else message)
+    return found
 
 
 def _system(system: Any) -> str:
@@ -123,6 +140,9 @@ def _assistant_message(blocks: list[dict[str, Any]], where: str, names: dict[str
                 if not isinstance(block.get("thinking"), str):
                     raise InvalidRequestError(f"{place}.thinking must be text", param="messages")
                 thought.append(block["thinking"])
+            case "redacted_thinking":
+                # Only who made it can read it.
+                pass
             case _:
                 said.append(_text(block, place, "messages"))
     message: Message = {"role": "assistant", "content": "\n".join(said) if said else None}
@@ -139,11 +159,13 @@ def _texts(blocks: list[dict[str, Any]], where: str) -> str:
 
 
 def _text(block: dict[str, Any], where: str, param: str) -> str:
-    if block.get("type") != "text":
+    """What a block says; of a tool that was found its name, since every tool is shown from the start."""
+    key = {"text": "text", "tool_reference": "tool_name"}.get(str(block.get("type")))
+    if key is None:
         raise NotSupportedError(f"{where}.type must be text here; got {block.get('type')!r:.200}", param=param)
-    if not isinstance(block.get("text"), str):
-        raise InvalidRequestError(f"{where}.text must be text", param=param)
-    return block["text"]
+    if not isinstance(block.get(key), str):
+        raise InvalidRequestError(f"{where}.{key} must be text", param=param)
+    return block[key]
 
 
 # -------------------------------------------------------------------------------------------------------------------- options

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,8 +83,10 @@ async def chat_completions_batch(request: Request, state: State) -> Response:
     answers = [ChatWriter(answering).whole(output) for answering, output in zip(opened, outputs, strict=True)]
     whole = answers[0]
     for index, answer in enumerate(answers):
-        answer.choices[0].index = index
+        choice = answer.choices[0]
+        choice.index, choice.prompt_token_ids, choice.prompt_logprobs = index, answer.prompt_token_ids, answer.prompt_logprobs
     whole.choices = [answer.choices[0] for answer in answers]
+    whole.prompt_token_ids = whole.prompt_logprobs = UNSET
     whole.usage = _sum([answer.usage for answer in answers])
     return json_response(whole)
 

@@ -29,7 +29,11 @@ router = APIRouter(tags=["messages"])
 async def create_message(request: Request, state: State) -> Response:
     """Answer a conversation in the Messages API."""
     body = await read_body(request, MessagesRequest)
-    answering = await open_answering(state, request, chat_request(body), prefix="msg", field_names=FIELD_NAMES)
+    chat = chat_request(body)
+    if body.thinking is not None and state.serving.formats.reasoning is None:
+        # Clients send a budget whatever the model is: where no reasoning is read there is none to end.
+        chat.thinking_token_budget = None
+    answering = await open_answering(state, request, chat, prefix="msg", field_names=FIELD_NAMES)
     writer = MessageWriter(answering, events=bool(body.stream))
     if body.stream:
         return EventStream(state, _frames(answering, writer), failure=writer.fail, end=b"")
