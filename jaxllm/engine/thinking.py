@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 
 from jaxllm.sampling_params import SamplingParams
+
+_LONGEST_CHARACTER = 4
 
 
 class ThinkingBudget:
@@ -40,7 +43,9 @@ class ThinkingBudget:
     @property
     def forced(self) -> int | None:
         """The only token that may come next; None where any may."""
-        if not self._pending and self.is_inside and self._left <= 0:
+        # A character that was begun may still be finished: no grammar could go on behind a part of it.
+        may_wait = self._left > -_LONGEST_CHARACTER and _ends_inside_character(self._tail)
+        if not self._pending and self.is_inside and self._left <= 0 and not may_wait:
             self._pending = list(self._closing)
         return self._pending[0] if self._pending else None
 
@@ -71,3 +76,9 @@ class ThinkingBudget:
         if end >= 0:
             self._tail = self._tail[end:]
         return end >= 0
+
+
+def _ends_inside_character(text: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text[-_LONGEST_CHARACTER:])
+    return bool(decoder.getstate()[0])

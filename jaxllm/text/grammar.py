@@ -22,6 +22,13 @@ _DESCRIPTIONS = ("title", "description", "examples", "default", "$comment", "dep
 _COMBINING = ("allOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties")
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples", "x-guidance")
+# Keywords whose values are looked into before llguidance sees them: what they hold and, where that is a list, what is in it.
+_SHAPES: dict[str, tuple[tuple[type, ...], Any]] = {
+    **dict.fromkeys(("properties", "$defs", "definitions"), ((dict,), object)),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf"), ((list,), dict | bool)),
+    "type": ((str, list), str),
+    "enum": ((list,), object),
+}
 # A space, or a newline and an indentation: a model cannot go on with whitespace for ever.
 WHITESPACE = r"( |\r?\n[ \t]{0,64})"
 
@@ -81,7 +88,7 @@ def checked_schema(name: str, value: Any) -> Any:
     Raises:
         InvalidRequestError: it is none; the message speaks of `name`.
     """
-    return closed_where_safe(_described_no_more(_schema(name, value)))
+    return closed_where_safe(_described_no_more(_well_shaped(name, _schema(name, value))))
 
 
 def closed_where_safe(schema: Any) -> Any:
@@ -161,6 +168,15 @@ def _mentions(value: Any, words: tuple[str, ...]) -> bool:
     if isinstance(value, dict):
         return any(word in value for word in words) or any(_mentions(part, words) for part in value.values())
     return isinstance(value, list) and any(_mentions(part, words) for part in value)
+
+
+def _well_shaped(name: str, schema: Any) -> Any:
+    """The schema itself. Raises InvalidRequestError where a keyword of `_SHAPES` holds something else."""
+    for key, (kinds, inner) in _SHAPES.items() if isinstance(schema, dict) else ():
+        value = schema.get(key, next(iter(kinds))())
+        if not isinstance(value, kinds) or (isinstance(value, list) and not all(isinstance(item, inner) for item in value)):
+            raise _error(name, f"{key} cannot be {value!r:.100}")
+    return _with_parts(schema, lambda part: _well_shaped(name, part))
 
 
 def _described_no_more(schema: Any) -> Any:

@@ -42,6 +42,17 @@ def test_a_budget_of_nothing_ends_it_at_once() -> None:
     assert budget(0).forced == CLOSING[0]
 
 
+def test_a_character_that_was_begun_is_finished_first() -> None:
+    thinking = budget(1)
+    assert say(thinking, "😀") == [None] * 4
+    assert thinking.forced == CLOSING[0]
+    thinking = budget(1)
+    for _ in range(5):
+        assert thinking.forced is None
+        thinking.accept(0xC3)
+    assert thinking.forced == CLOSING[0]
+
+
 def test_an_end_of_its_own_is_seen_in_other_tokens() -> None:
     thinking = budget(100)
     say(thinking, "so</think>")

@@ -198,6 +198,10 @@ def test_tool_choice_none_leaves_text_alone(engine: FakeEngine):
         ({"tool_choice": "required"}, "needs tools"),
         ({"tools": [tool("f", a={"type": "nonsense"})], "tool_choice": "required"}, "tools"),
         ({"tools": [tool("f", a={"type": 5})], "tool_choice": "required"}, "tools"),
+        *[
+            ({"tools": [tool("f", a=part)], "tool_choice": "required"}, "tools")
+            for part in ({"type": [["string"]]}, {"anyOf": 1}, {"oneOf": ["a"]}, {"enum": "a"}, {"properties": [1]}, {"$defs": True})
+        ],
         ({"tools": [{"type": "function"}]}, "tools[0] must be"),
         ({"tools": [{"type": "web_search"}]}, "tools[0] must be"),
     ],
@@ -206,6 +210,18 @@ def test_what_cannot_be_done_with_tools_is_refused(engine: FakeEngine, body: dic
     error = error_of(client_of(engine, **CALLING).post("/v1/chat/completions", json={"messages": HELLO, **body}))
 
     assert reason in error["message"]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "gemma4", "pythonic", "openai"])
+@pytest.mark.parametrize("required", [True, [["a"]], -1, "a"])
+def test_a_schema_that_is_none_is_never_our_fault(engine: FakeEngine, name: str, required: Any):
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "required": required}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}]
+    client = client_of(engine, enable_auto_tool_choice=True, tool_call_parser=name)
+    for choice in ("required", "auto"):
+        answer = client.post("/v1/chat/completions", json={"messages": HELLO, "tools": tools, "tool_choice": choice})
+        assert answer.status_code == 400, answer.text
+        assert error_of(answer)["param"] == "tools"
 
 
 @pytest.mark.parametrize("options", [{}, {"tool_call_parser": "hermes"}])

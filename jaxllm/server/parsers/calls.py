@@ -11,7 +11,8 @@ from jaxllm.server.parsers.schema import ToolSchemas
 from jaxllm.server.parsers.source import Malformed, Reading, Source, markers
 
 _STRAY = re.compile(r"[\s}\]]*")
-_MAX_STRAY = 64
+# More than the white space that grammars let stand there.
+_MAX_STRAY = 128
 
 
 class CallReader:

@@ -40,7 +40,7 @@ def properties_of(function: Function) -> tuple[list[tuple[str, Any, bool]], bool
     properties = schema.get("properties") or {}
     more = schema.get("additionalProperties", True)
     required = schema.get("required") or []
-    if more not in (True, False, {}) or not set(required) <= properties.keys():
+    if more not in (True, False, {}) or not isinstance(required, list) or not all(name in list(properties) for name in required):
         raise InexpressibleError(f"the arguments of {function.name!r:.100} are not described one by one")
     definitions = definitions_of(schema)
     known = []
@@ -79,10 +79,12 @@ def literals_of(schema: Any) -> list[str] | None:
 
 def is_any_text(schema: Any, types: frozenset[str] | None) -> bool:
     """Whether a value may be any text, since whatever its type, it has no other bounds."""
-    return isinstance(schema, Mapping) and not (types or set()) - _SCALARS and _is_unbounded(schema)
+    return not (types or set()) - _SCALARS and _is_unbounded(schema)
 
 
-def _is_unbounded(schema: Mapping[str, Any]) -> bool:
+def _is_unbounded(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
     branches = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
     return not schema.keys() - _PLAIN_VALUE - {"$defs", "definitions"} and all(map(_is_unbounded, branches))
 

@@ -268,19 +268,21 @@ class _Writer(LarkRules):
             texts = [marker + value + marker if isinstance(value, str) else json.dumps(value) for value in literals]
             return self.one_of([self.literal(text) for text in texts])
         branches = schema.get("anyOf") or schema.get("oneOf")
-        if branches:
+        if branches and all(isinstance(branch, dict) for branch in branches):
             return self.one_of([self._notation(dialect, {**branch, **definitions_of(schema)}, function) for branch in branches])
         kind = schema.get("type")
         if isinstance(kind, list):
             return self.one_of([self._notation(dialect, {**schema, "type": one}, function) for one in kind])
-        if schema.keys() - _NOTATION and not self._may_be_loose(function):
-            raise InexpressibleError(f"{self._form.name} cannot hold its values to {', '.join(sorted(schema.keys() - _NOTATION))}")
+        items = schema.get("items", {})
+        unheard = (schema.keys() - _NOTATION) | (set() if isinstance(items, dict) else {"items"})
+        if unheard and not self._may_be_loose(function):
+            raise InexpressibleError(f"{self._form.name} cannot hold its values to {', '.join(sorted(unheard))}")
         if kind == "string":
             return self.rule(f"{self.literal(marker)} {self.until(marker)}")
         if kind in ("integer", "number", "boolean", "null"):
             return self.rule(json_rule({"type": kind}))
         if kind == "array":
-            item = self._notation(dialect, {**(schema.get("items") or {}), **definitions_of(schema)}, function)
+            item = self._notation(dialect, {**(items if isinstance(items, dict) else {}), **definitions_of(schema)}, function)
             return self.rule(f'"[" ({item} ("," {item})*)? "]"')
         if kind == "object" and "properties" in schema:
             return self._members(dialect, properties_of(Function(function.name, schema, strict=True))[0], function)
@@ -361,8 +363,9 @@ class _Writer(LarkRules):
                 raise InexpressibleError(f"{self._form.name} has no way to write the argument {key!r:.100}")
             value = self.rule(json_rule(schema, strict=function.strict))
             # As Python has it, where that is as simple.
-            python = _PYTHON.get(schema.get("type")) if not schema.keys() - {"type", "$defs", "definitions"} else None
-            parts.append(self.rule(f"{quoted(key + '=')} {f'({value} | {python})' if python else value}"))
+            kinds = schema.get("type") if not schema.keys() - {"type", "$defs", "definitions"} else None
+            python = [_PYTHON[kind] for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind in _PYTHON]
+            parts.append(self.rule(f"{quoted(key + '=')} {self.one_of([value, *python])}"))
         head = self.terminal(f"{lead}{quoted(function.name + '(')}")
         return self.rule(f'{head} {self._listed(parts, [required for _, _, required in known])} ")"')
 

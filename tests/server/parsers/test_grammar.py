@@ -140,6 +140,25 @@ def test_what_a_format_cannot_hold_to_is_known(form: str, schema: dict[str, obje
     assert calls_or_text_grammar(TOOL_FORMATS[form], [function("f", strict=False, a=schema)], {}, several=True)
 
 
+@pytest.mark.parametrize("name", ["pythonic", "olmo3", "lfm2", "llama4_pythonic"])
+def test_a_value_of_several_types_is_written_as_in_python_or_in_json(compiler: GrammarCompiler, name: str) -> None:
+    form = TOOL_FORMATS[name]
+    lark = calls_grammar(form, [function("f", required=("a",), a={"type": ["boolean", "integer", "null"]})], {}, several=True)
+    for value, fits in (("True", True), ("None", True), ("null", True), ("3", True), ("'x'", False)):
+        call = f"{form.opens[0]}f(a={value}){form.closes[0]}" if name == "olmo3" else f"[f(a={value})]"
+        assert accepts(compiler, lark, (form.opens[0] + call + form.closes[0]) if name == "lfm2" else call) == fits, value
+
+
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
+@pytest.mark.parametrize(
+    "schema", [{"type": "array", "items": [{"type": "integer"}]}, {"type": "array", "items": False}, {"anyOf": [True]}]
+)
+def test_what_a_notation_has_no_words_for_is_known(name: str, schema: dict[str, object]) -> None:
+    with pytest.raises(InexpressibleError):
+        calls_grammar(TOOL_FORMATS[name], [function("f", a=schema)], {}, several=True)
+    assert calls_or_text_grammar(TOOL_FORMATS[name], [function("f", strict=False, a=schema)], {}, several=True)
+
+
 def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
     from llguidance import LLMatcher
 
