@@ -78,7 +78,8 @@ class ReasoningMarks(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Reasoning that comes before the answer: free text up to one of `ends`, after one of `starts`.
 
     `is_open`: the prompt holds the start already, so the reasoning must come; else it may. `newlines`: up to two may follow it, which
-    whoever reads the answer leaves out. `anywhere`: it may come again later. `closing`: what ends it where it must.
+    whoever reads the answer leaves out. `anywhere`: it may come again later. `implied_ends`: what belongs to the answer, and ends it too.
+    `closing`: what ends it where it must.
     """
 
     starts: list[str]
@@ -86,6 +87,7 @@ class ReasoningMarks(msgspec.Struct, kw_only=True, omit_defaults=True):
     is_open: bool = False
     newlines: bool = False
     anywhere: bool = False
+    implied_ends: list[str] = []
     closing: str = ""
 
     # Filled in by the input processor: the tokens of `closing`.

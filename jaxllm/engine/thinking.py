@@ -25,7 +25,7 @@ class ThinkingBudget:
         assert marks is not None
         assert params.thinking_token_budget is not None
         self._starts = [mark.encode() for mark in marks.starts]
-        self._ends = [mark.encode() for mark in marks.ends]
+        self._ends = [mark.encode() for mark in (*marks.ends, *marks.implied_ends)]
         self._keep = max(map(len, self._starts + self._ends)) - 1
         self._anywhere = marks.anywhere
         self._closing = marks.closing_ids

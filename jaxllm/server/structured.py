@@ -120,6 +120,7 @@ def _marks(form: ReasoningFormat, choice: ToolChoice, prompt: str, *, continues:
         is_open=opens_reasoning(prompt, form, continues=continues),
         newlines=form.strip,
         anywhere=form.anywhere,
+        implied_ends=list(form.implied_ends),
         closing=form.ends[0],
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from jaxllm.errors import InvalidRequestError
 from jaxllm.sampling_params import ReasoningMarks, StructuredOutputsParams
 from jaxllm.text.gbnf import gbnf_to_lark, is_gbnf
-from jaxllm.text.lark import quoted
+from jaxllm.text.lark import quoted, text_without
 from jaxllm.text.lookaround import in_slashes, look_ahead_to_lark
 from jaxllm.text.structural_tag import structural_tag_to_lark
 
@@ -103,14 +103,20 @@ def _json_constraint(params: StructuredOutputsParams) -> str:
 
 
 def _after_reasoning(marks: ReasoningMarks, lark: str, special_id: Callable[[str], int | None]) -> str:
-    """`lark` behind reasoning. Marks that are text end the first piece of text in which they appear; special tokens are no text at all."""
+    """`lark` behind reasoning. Marks that are text end the first piece of text in which they appear; special tokens are no text at all.
+    What is the answer's cannot come before an end is written: it would not be held to anything.
+    """
 
     def alternatives(texts: list[str]) -> tuple[list[str], list[str]]:
         ids = {text: special_id(text) for text in texts}
         return [f"<[{i}]>" for i in ids.values() if i is not None], [quoted(text) for text, i in ids.items() if i is None]
 
     tokens, words = alternatives(marks.ends)
-    lines = ["ANY_TEXT: /(?s:.)*/", f"body: %lark {{\n{lark}\n}}", "NEWLINES: /\\n{0,2}/"]
+    lines = [
+        f"ANY_TEXT: {text_without(text for text in marks.implied_ends if special_id(text) is None)}",
+        f"body: %lark {{\n{lark}\n}}",
+        "NEWLINES: /\\n{0,2}/",
+    ]
     ends = []
     if tokens:
         lines.append(f"until_token: ANY_TEXT ({' | '.join(tokens)})")

@@ -53,11 +53,12 @@ def test_a_character_that_was_begun_is_finished_first() -> None:
     assert thinking.forced == CLOSING[0]
 
 
-def test_an_end_of_its_own_is_seen_in_other_tokens() -> None:
-    thinking = budget(100)
-    say(thinking, "so</think>")
+@pytest.mark.parametrize("end", ["</think>", "<call>"])
+def test_an_end_of_its_own_is_seen_in_other_tokens(end: str) -> None:
+    thinking = budget(10, implied_ends=["<call>"])
+    say(thinking, f"so{end}")
     assert not thinking.is_inside
-    assert thinking.forced is None
+    assert set(say(thinking, "an answer that is longer")) == {None}
 
 
 @pytest.mark.parametrize(("text", "forced"), [("\n<think>ab", CLOSING[0]), ("<thin air>", None), ("Yes", None)])

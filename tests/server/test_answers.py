@@ -394,6 +394,7 @@ def test_a_budget_of_thinking_reaches_the_engine_with_the_marks(thinking_engine:
     chat(client, thinking_token_budget=7)
     params = thinking_engine.seen[-1][1]
     assert (params.thinking_token_budget, params.reasoning_marks.closing, params.reasoning_marks.is_open) == (7, "</think>", True)
+    assert params.reasoning_marks.implied_ends == ["<tool_call>"]
     chat(client, thinking_token_budget=-1)
     assert thinking_engine.seen[-1][1].thinking_token_budget is None
     error = error_of(client_of(thinking_engine).post("/v1/chat/completions", json={"messages": HELLO, "thinking_token_budget": 7}))

@@ -249,6 +249,12 @@ def after(marks: dict, special: dict | None = None, **constraint):
     return COMPILER.submit(grammar, EOS).result()
 
 
+def test_what_belongs_to_the_answer_waits_for_the_end_of_reasoning():
+    matcher = after({"starts": ["<think>"], "ends": ["</think>"], "is_open": True, "implied_ends": ["<call>"]}, choice=["<call>"])
+    assert matcher.try_consume_tokens(byte_ids("a <call>")) == len("a <call")
+    assert matcher.try_consume_tokens(byte_ids(" b</think><call>")) == len(" b</think><call>")
+
+
 @pytest.mark.parametrize("constraint", [{"json": {"type": "null"}}, {"regex": "nul{2}"}, {"regex": "(?!x)null"}, {"choice": ["null"]},
                                         {"grammar": 'start: "null"'}, {"grammar": 'root ::= "nu" "ll"'},
                                         {"structural_tag": {"format": {"type": "const_string", "value": "null"}}}])  # fmt: skip
