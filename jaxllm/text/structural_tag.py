@@ -6,7 +6,7 @@ Two notations are read, as in vLLM: `{"format": ...}`, a tree of formats, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
@@ -61,9 +61,10 @@ class _Writer(LarkRules):
             return self.rule(f"%lark {{\n{self._grammar_part(_a_text(fmt, 'grammar'))}\n}}")
         if kind == "any_text":
             return self._any_text(fmt)
-        if kind in ("sequence", "or"):
-            parts = [self.format(_an_object(item, "elements")) for item in _a_list(fmt, "elements")]
-            return self.rule((" " if kind == "sequence" else " | ").join(parts))
+        if kind == "sequence":
+            return self.rule(self._in_turn(fmt))
+        if kind == "or":
+            return self.rule(" | ".join(self.format(_an_object(item, "elements")) for item in _a_list(fmt, "elements")))
         if kind == "tag":
             return self._tag(fmt)
         if kind == "triggered_tags":
@@ -79,23 +80,46 @@ class _Writer(LarkRules):
             f"tags_with_separator; got {kind!r:.100}"
         )
 
-    def _any_text(self, fmt: Mapping[str, Any], *, without: list[str] | None = None) -> str:
-        excluded = [*_texts(fmt, "excludes"), *(without or ())]
+    def _any_text(self, fmt: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
+        excluded = [*_texts(fmt, "excludes"), *without]
         return self.terminal(text_without(excluded))
 
     def _tag(self, fmt: Mapping[str, Any]) -> str:
         return self.rule(f"{quoted(_a_text(fmt, 'begin'))} {self._rest_of_tag(fmt)}")
 
     def _rest_of_tag(self, fmt: Mapping[str, Any]) -> str:
-        """Content and end. Free text stops at the end's first appearance."""
+        """Content and end."""
         content = _an_object(fmt.get("content"), "content")
         ends = _texts(fmt, "end") if isinstance(fmt.get("end"), list) else [_a_text(fmt, "end")]
         if not ends:
             raise _error("a tag's end must not be an empty list")
-        tail = f"({' | '.join(map(quoted, ends))})"
-        if content.get("type") == "any_text" and all(ends):
-            return self.up_to(self._any_text(content, without=ends), tail)
-        return f"{self.format(content)} {tail}"
+        return self._in_turn(content if content.get("type") == "sequence" else {"elements": [content]}, ends)
+
+    def _in_turn(self, fmt: Mapping[str, Any], ends: Sequence[str] = ()) -> str:
+        """The elements of a sequence, then one of `ends`. Free text stops at the first appearance of what follows it."""
+        parts: list[str] = []
+        free: Mapping[str, Any] | None = None
+        for item in (_an_object(item, "elements") for item in _a_list(fmt, "elements")):
+            kind = item.get("type")
+            if free is not None:
+                opening = _a_text(item, "value") if kind == "const_string" else _a_text(item, "begin") if kind == "tag" else ""
+                if not opening:
+                    raise NotSupportedError(
+                        "structural_tag: behind any_text a const_string or a tag must follow, or nothing", param="structured_outputs"
+                    )
+                parts += [self._free_up_to(free, [opening]), self._rest_of_tag(item) if kind == "tag" else ""]
+                free = None
+            elif kind == "any_text":
+                free = item
+            else:
+                parts.append(self.format(item))
+        if free is not None and ends and all(ends):
+            return " ".join([*parts, self._free_up_to(free, ends)])
+        parts += [] if free is None else [self._any_text(free)]
+        return " ".join([*parts, f"({' | '.join(map(quoted, ends))})" if ends else ""])
+
+    def _free_up_to(self, fmt: Mapping[str, Any], ends: Sequence[str]) -> str:
+        return self.up_to(self._any_text(fmt, without=ends), f"({' | '.join(map(quoted, ends))})")
 
     def _triggered(self, fmt: Mapping[str, Any]) -> str:
         """Text in which no trigger appears, then a trigger and the rest of one of its tags, again and again. With at_least_one, a tag
@@ -109,7 +133,8 @@ class _Writer(LarkRules):
         whole: list[str] = []
         for tag in tags:
             begin = _a_text(tag, "begin")
-            trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+            # Of two that fit, the longer one could not be told from the shorter one in time.
+            trigger = min((trigger for trigger in triggers if begin.startswith(trigger)), key=len, default=None)
             if trigger is None:
                 raise _error(f"the tag that begins with {begin!r:.100} begins with none of the triggers {triggers!r:.200}")
             rest, more = self._rest_of_tag(tag), begin[len(trigger) :]

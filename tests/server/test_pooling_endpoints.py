@@ -104,6 +104,7 @@ def test_scores_of_an_embedding_model_are_cosines(embedder: Served) -> None:
         ("/score", {"text_1": "a", "documents": ["a"]}, 400, "give texts as one of"),
         ("/rerank", {"query": "a", "documents": []}, 400, "documents"),
         ("/rerank", {"query": "a", "documents": ["a"], "instruction": "b"}, 400, "instruction"),
+        ("/invocations", {"prompt": "a"}, 400, "input"),
         ("/v1/completions", {"prompt": "a"}, 404, "answers with vectors"),
         ("/v1/chat/completions", {"messages": []}, 404, "answers with vectors"),
     ],
@@ -128,6 +129,19 @@ def test_documents_are_ranked_as_scores_say(reranker: Served) -> None:
     assert ranking["usage"]["prompt_tokens"] == sum(2 + 3 + len(text.split()) for text in documents)
     bare = of(reranker.post("/rerank", query="a cat", documents=[{"text": "moon"}], return_documents=False))
     assert set(bare["results"][0]) == {"index", "relevance_score"}
+
+
+def test_invocations_go_where_their_fields_and_the_model_lead(embedder: Served, reranker: Served) -> None:
+    for served, path, body in (
+        (embedder, "/v1/embeddings", {"input": "a cat"}),
+        (embedder, "/v1/embeddings", {"messages": [{"role": "user", "content": "a cat"}]}),
+        (embedder, "/score", {"text_1": "a cat", "text_2": "moon"}),
+        (reranker, "/classify", {"input": "a cat"}),
+        (reranker, "/rerank", {"query": "a cat", "documents": ["moon"]}),
+        (reranker, "/score", {"queries": "a cat", "documents": ["moon"]}),
+    ):
+        found, expected = of(served.post("/invocations", **body)), of(served.post(path, **body))
+        assert {**found, "id": None, "created": None} == {**expected, "id": None, "created": None}
 
 
 def test_classes_and_metrics(reranker: Served) -> None:

@@ -227,6 +227,11 @@ SAID = '<f=add>{"name": "a", "age": 1}</f>'
         ({"format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [CALL], "at_least_one": True, "stop_after_first": True}},
          [SAID], ["", "a", f"{SAID}a"]),
         ({"structures": [{"begin": "<f=add>", "schema": PERSON, "end": "</f>"}], "triggers": ["<f="]}, ["", SAID, f"x{SAID}y"], ["<f=b>"]),
+        ({"format": {"type": "triggered_tags", "triggers": ["<f=a", "<f="], "tags": [CALL, CALL | {"begin": "<f=sub>"}]}},
+         [SAID, SAID.replace("add", "sub")], ["<f=a>", "<f=s"]),
+        ({"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "const_string", "value": "END"}, {"type": "any_text"},
+                                                      CALL | {"content": {"type": "sequence", "elements": [{"type": "any_text"}]}}]}},
+         ["END<f=add></f>", "aENDb END<f=add>c</f>"], ["a", "aEND", "aENDb</f>", "END<f=add></f>x"]),
         ({"format": {"type": "tags_with_separator", "tags": [CALL], "separator": ", "}}, ["", SAID, f"{SAID}, {SAID}"], [f"{SAID},{SAID}"]),
         ({"format": {"type": "sequence", "elements": [
             {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}, {"type": "const_string", "value": "!"},
@@ -234,7 +239,7 @@ SAID = '<f=add>{"name": "a", "age": 1}</f>'
                 {"type": "regex", "pattern": "[0-9]+/[0-9]"}, {"type": "grammar", "grammar": 'root ::= "x" root | "y"'}]}]}},
          ["<t>any\n<text></t>!1/2", "<t></t>!xxy"], ["<t></t></t>!y", "!y", "<t></t>!"]),
     ],
-    ids=["tag", "triggered", "once", "older", "separated", "sequence"],
+    ids=["tag", "triggered", "once", "older", "nested", "free", "separated", "sequence"],
 )  # fmt: skip
 def test_structural_tags(tag, good, bad):
     got = {text: accepts(text, structural_tag=tag) for text in [*good, *bad]}

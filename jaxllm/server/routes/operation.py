@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,7 +18,8 @@ from jaxllm.server.body import read_json
 from jaxllm.server.responses import json_response
 from jaxllm.server.routes.chat import chat_completions
 from jaxllm.server.routes.completions import completions
-from jaxllm.server.state import State
+from jaxllm.server.routes.pooling import classify, embeddings, pooling, rerank, score
+from jaxllm.server.state import ServerState, State
 
 router = APIRouter(tags=["operation"])
 tokenizer_router = APIRouter(tags=["operation"])
@@ -64,14 +66,17 @@ async def metrics(state: State) -> Response:
 
 @router.post("/invocations")
 async def invocations(request: Request, state: State) -> Response:
-    """What /v1/chat/completions answers to a body with messages, and /v1/completions to one with a prompt (SageMaker's convention)."""
+    """What the endpoint answers whose body this is, as its fields tell and the model can (SageMaker's convention)."""
     body = await read_json(request)
-    if isinstance(body, dict):
-        if "messages" in body:
-            return await chat_completions(request, state)
-        if "prompt" in body:
-            return await completions(request, state)
-    raise InvalidRequestError("the body must be an object with messages (a chat) or prompt (a completion)")
+    info = state.serving.engine.info.pooling
+    routes: dict[str, Callable[[Request, ServerState], Awaitable[Response]]] = {"messages": chat_completions, "prompt": completions}
+    if info is not None:
+        vectors = embeddings if "embed" in info.tasks else classify if "classify" in info.tasks else pooling
+        routes = {"query": rerank, "text_1": score, "data_1": score, "queries": score, "input": vectors, "messages": vectors}
+    for name, route in routes.items():
+        if isinstance(body, dict) and name in body:
+            return await route(request, state)
+    raise InvalidRequestError(f"the body must be an object with one of {', '.join(routes)}")
 
 
 @router.post("/v1/load_lora_adapter")
