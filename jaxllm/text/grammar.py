@@ -26,6 +26,7 @@ _VALUES = ("const", "enum", "default", "examples", "x-guidance")
 _SHAPES: dict[str, tuple[tuple[type, ...], Any]] = {
     **dict.fromkeys(("properties", "$defs", "definitions"), ((dict,), object)),
     **dict.fromkeys(("anyOf", "oneOf", "allOf"), ((list,), dict | bool)),
+    "$ref": ((str,), str),
     "type": ((str, list), str),
     "enum": ((list,), object),
 }

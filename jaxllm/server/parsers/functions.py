@@ -56,6 +56,15 @@ def definitions_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
 
 
+def referred(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What the schema's `$ref` names, with the definitions. Raises InexpressibleError where nothing is there, or no object."""
+    _, table, name = schema["$ref"].split("/", 2)
+    found = schema.get(table, {}).get(name)
+    if not isinstance(found, dict):
+        raise InexpressibleError(f"$ref {schema['$ref']!r:.100} leads to no schema")
+    return {**found, **definitions_of(schema)}
+
+
 def _refers_elsewhere(schema: Any) -> bool:
     if isinstance(schema, list):
         return any(map(_refers_elsewhere, schema))

@@ -20,6 +20,7 @@ from jaxllm.server.parsers.functions import (
     is_any_text,
     literals_of,
     properties_of,
+    referred,
 )
 from jaxllm.server.parsers.literals import JSON, Dialect
 from jaxllm.server.parsers.parser import section_openings
@@ -84,6 +85,8 @@ class _Writer(LarkRules):
         self._several = several
         self._loose = loose
         self._special = special
+        # Rules of what schemas refer to, by function and reference.
+        self._references: dict[tuple[str, str], str] = {}
         self._split = re.compile("(" + "|".join(map(re.escape, sorted(special, key=len, reverse=True))) + ")") if special else None
 
     def complete(self, start: str) -> str:
@@ -263,6 +266,13 @@ class _Writer(LarkRules):
         """A value in a notation of its own, of a schema whose words are those of `_NOTATION`."""
         marker = dialect.string_marker
         assert marker is not None
+        reference = schema.get("$ref")
+        if reference is not None:
+            key = function.name, reference
+            if key not in self._references:
+                self._references[key] = f"ref{len(self._references)}"
+                self.lines.append(f"{self._references[key]}: {self._notation(dialect, referred(schema), function)}")
+            return self._references[key]
         literals = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
         if literals and all(value is None or isinstance(value, str | int | float) for value in literals):
             texts = [marker + value + marker if isinstance(value, str) else json.dumps(value) for value in literals]
@@ -270,23 +280,26 @@ class _Writer(LarkRules):
         branches = schema.get("anyOf") or schema.get("oneOf")
         if branches and all(isinstance(branch, dict) for branch in branches):
             return self.one_of([self._notation(dialect, {**branch, **definitions_of(schema)}, function) for branch in branches])
-        kind = schema.get("type")
+        kind = schema.get("type", "object" if "properties" in schema else None)
         if isinstance(kind, list):
             return self.one_of([self._notation(dialect, {**schema, "type": one}, function) for one in kind])
+        if kind in ("integer", "number", "boolean", "null"):
+            return self.rule(json_rule(schema, strict=function.strict))
         items = schema.get("items", {})
         unheard = (schema.keys() - _NOTATION) | (set() if isinstance(items, dict) else {"items"})
+        if "properties" not in schema and (schema.get("required") or schema.get("additionalProperties") not in (None, True, {})):
+            unheard.add("required or additionalProperties")
         if unheard and not self._may_be_loose(function):
             raise InexpressibleError(f"{self._form.name} cannot hold its values to {', '.join(sorted(unheard))}")
         if kind == "string":
             return self.rule(f"{self.literal(marker)} {self.until(marker)}")
-        if kind in ("integer", "number", "boolean", "null"):
-            return self.rule(json_rule({"type": kind}))
         if kind == "array":
             item = self._notation(dialect, {**(items if isinstance(items, dict) else {}), **definitions_of(schema)}, function)
             return self.rule(f'"[" ({item} ("," {item})*)? "]"')
         if kind == "object" and "properties" in schema:
             return self._members(dialect, properties_of(Function(function.name, schema, strict=True))[0], function)
-        return self._anything(dialect)
+        anything = self._anything(dialect)
+        return self.rule(f'"{{" (WORD ":" {anything} ("," WORD ":" {anything})*)? "}}"') if kind == "object" else anything
 
     def _anything(self, dialect: Dialect) -> str:
         name = f"any{len(self.lines)}"

@@ -132,7 +132,7 @@ def test_descriptions_never_change_the_grammar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "schema"), [("qwen3_coder", {"type": "string", "pattern": "a+"}), ("gemma4", {"type": "integer", "minimum": 3})]
+    ("form", "schema"), [("qwen3_coder", {"type": "string", "pattern": "a+"}), ("gemma4", {"type": "string", "pattern": "a+"})]
 )
 def test_what_a_format_cannot_hold_to_is_known(form: str, schema: dict[str, object]) -> None:
     with pytest.raises(InexpressibleError):
@@ -157,6 +157,17 @@ def test_what_a_notation_has_no_words_for_is_known(name: str, schema: dict[str, 
     with pytest.raises(InexpressibleError):
         calls_grammar(TOOL_FORMATS[name], [function("f", a=schema)], {}, several=True)
     assert calls_or_text_grammar(TOOL_FORMATS[name], [function("f", strict=False, a=schema)], {}, several=True)
+
+
+@pytest.mark.parametrize(("name", "quote"), [("gemma4", '<|"|>'), ("functiongemma", "<escape>")])
+def test_a_notation_holds_to_what_schemas_refer_to(compiler: GrammarCompiler, name: str, quote: str) -> None:
+    tree = {"properties": {"n": {"type": "integer", "minimum": 3}, "next": {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "null"}]}}}
+    schema = {"type": "object", "properties": {"t": {"$ref": "#/$defs/T"}, "o": {"type": "object"}}, "$defs": {"T": tree}}
+    form = TOOL_FORMATS[name]
+    lark = calls_grammar(form, [Function("f", checked_schema("json", schema))], {}, several=False)
+    for given, fits in (("{t:{n:3,next:{n:4,next:null}},o:{a:1}}", True), ("{t:{n:2}}", False), ("{t:{next:3}}", False), ("{o:3}", False)):
+        assert accepts(compiler, lark, f"{form.opens[0]}call:f{given}{form.closes[0]}") == fits, given
+    assert accepts(compiler, lark, f"{form.opens[0]}call:f{{o:{{a:{quote}x{quote}}}}}{form.closes[0]}")
 
 
 def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
