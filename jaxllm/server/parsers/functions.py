@@ -42,12 +42,12 @@ def properties_of(function: Function) -> tuple[list[tuple[str, Any, bool]], bool
     required = schema.get("required") or []
     if more not in (True, False, {}) or not isinstance(required, list) or not all(name in list(properties) for name in required):
         raise InexpressibleError(f"the arguments of {function.name!r:.100} are not described one by one")
-    definitions = definitions_of(schema)
     known = []
     for key, value in properties.items():
         if _refers_elsewhere(value) or not isinstance(value, dict):
             raise InexpressibleError(f"the argument {key!r:.100} of {function.name!r:.100} is not described by itself")
-        known.append((key, {**value, **definitions}, key in required))
+        found = {**value, **definitions_of(schema)}
+        known.append((key, referred(found) if value.keys() == {"$ref"} else found, key in required))
     return known, more is not False
 
 
@@ -76,14 +76,17 @@ def _refers_elsewhere(schema: Any) -> bool:
     )
 
 
-def literals_of(schema: Any) -> list[str] | None:
+def literals_of(schema: Mapping[str, Any]) -> list[str] | None:
     """The texts of a value that is one of a few; None for any other."""
-    if not isinstance(schema, Mapping):
-        return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list) or not values or not all(value is None or isinstance(value, str | int | float) for value in values):
-        return None
-    return [quoted(value if isinstance(value, str) else json.dumps(value)) for value in values if value != ""] or None
+    texts: list[str] = []
+    for branch in schema.get("anyOf") or [schema]:
+        found = branch if isinstance(branch, Mapping) else {}
+        found = referred({**found, **definitions_of(schema)}) if "$ref" in found else found
+        values = [None] if found.get("type") == "null" else [found["const"]] if "const" in found else found.get("enum")
+        if not isinstance(values, list) or not values or not all(value is None or isinstance(value, str | int | float) for value in values):
+            return None
+        texts += [quoted(value if isinstance(value, str) else json.dumps(value)) for value in values if value != ""]
+    return texts or None
 
 
 def is_any_text(schema: Any, types: frozenset[str] | None) -> bool:

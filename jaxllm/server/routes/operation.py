@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,7 +18,7 @@ from jaxllm.server.responses import json_response
 from jaxllm.server.routes.chat import chat_completions
 from jaxllm.server.routes.completions import completions
 from jaxllm.server.routes.pooling import classify, embeddings, pooling, rerank, score
-from jaxllm.server.state import ServerState, State
+from jaxllm.server.state import State
 
 router = APIRouter(tags=["operation"])
 tokenizer_router = APIRouter(tags=["operation"])
@@ -69,7 +68,7 @@ async def invocations(request: Request, state: State) -> Response:
     """What the endpoint answers whose body this is, as its fields tell and the model can (SageMaker's convention)."""
     body = await read_json(request)
     info = state.serving.engine.info.pooling
-    routes: dict[str, Callable[[Request, ServerState], Awaitable[Response]]] = {"messages": chat_completions, "prompt": completions}
+    routes = {"messages": chat_completions, "prompt": completions}
     if info is not None:
         vectors = embeddings if "embed" in info.tasks else classify if "classify" in info.tasks else pooling
         routes = {"query": rerank, "text_1": score, "data_1": score, "queries": score, "input": vectors, "messages": vectors}

@@ -170,6 +170,26 @@ def test_a_notation_holds_to_what_schemas_refer_to(compiler: GrammarCompiler, na
     assert accepts(compiler, lark, f"{form.opens[0]}call:f{{o:{{a:{quote}x{quote}}}}}{form.closes[0]}")
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "gemma4", "pythonic"])
+def test_one_of_a_few_values_may_be_referred_to_and_may_be_null(compiler: GrammarCompiler, name: str) -> None:
+    kinds = {"E": {"enum": ["red", "dark red"], "type": "string"}}
+    properties = {"a": {"$ref": "#/$defs/E"}, "b": {"anyOf": [{"$ref": "#/$defs/E"}, {"type": "null"}]}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "b"], "$defs": kinds}
+    lark = calls_or_text_grammar(TOOL_FORMATS[name], [Function("f", checked_schema("json", schema))], {}, several=False)
+    written = {
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n<parameter=b>\n{}\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{}</arg_value>\n<arg_key>b</arg_key>\n"
+        "<arg_value>{}</arg_value>\n</tool_call>",
+        "gemma4": "<|tool_call>call:f{{a:{},b:{}}}<tool_call|>",
+        "pythonic": "[f(a={}, b={})]",
+    }[name]
+    quote = {"gemma4": '<|"|>', "pythonic": '"'}.get(name, "")
+    for a, b, fits in (("red", "null", True), ("dark red", "red", True), ("null", "red", False), ("red", "blue", False)):
+        call = written.format(*(value if value == "null" else quote + value + quote for value in (a, b)))
+        assert accepts(compiler, lark, call) == fits, call
+
+
 def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
     from llguidance import LLMatcher
 
