@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 from pathlib import Path
 
 import pytest
+
+# Compilation is what takes time in this suite: half of it without LLVM's optimisation, of programs that hardly run. XLA's own passes are
+# left alone. Set before jax is imported, and for the processes that tests start; `XLA_FLAGS= pytest` optimises as users' engines do.
+QUICK_TO_COMPILE = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
+    QUICK_TO_COMPILE.append("--xla_cpu_use_fusion_emitters=false")  # newer ones have no others
+os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_TO_COMPILE))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

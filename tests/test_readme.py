@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from jaxllm.cli.bench.startup import free_port, stopped_at_the_end
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 START_TIMEOUT_S = 300
+# Without what this suite sets.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
 def blocks(language: str) -> list[str]:
@@ -26,7 +29,7 @@ def blocks(language: str) -> list[str]:
 
 
 def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -51,7 +54,8 @@ def test_the_batch_example_runs():
 def base_url() -> Iterator[str]:
     """A server of the default model."""
     url = f"http://127.0.0.1:{free_port()}"
-    process = subprocess.Popen([sys.executable, "-m", "jaxllm.cli.main", "serve", "--host=127.0.0.1", f"--port={httpx.URL(url).port}"])
+    command = [sys.executable, "-m", "jaxllm.cli.main", "serve", "--host=127.0.0.1", f"--port={httpx.URL(url).port}"]
+    process = subprocess.Popen(command, env=ENVIRONMENT)
     with stopped_at_the_end(process), httpx.Client(trust_env=False) as client:
         for _ in range(10 * START_TIMEOUT_S):
             assert process.poll() is None, "the server ended"

@@ -54,6 +54,12 @@ needs_gpu_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs as they are served."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
 @needs_tpu_compiler
 @pytest.mark.parametrize(
     ("model", "tokens"),

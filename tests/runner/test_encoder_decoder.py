@@ -13,7 +13,7 @@ from tests.golden.case import Golden, load_golden
 from tests.golden.cases import CASES
 from tests.runner.harness import Engine, Generated, greedy
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.heavy
 
 MAX_DELTA = 2e-4
 ENGINE_CASES = ["t5", "t5_gated", "bart"]

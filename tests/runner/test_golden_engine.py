@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from jaxllm.runner.sampler import SamplerOutput, top_logprobs_of
 from tests.golden.case import Golden, load_golden
 from tests.golden.cases import CASES, FAMILY_CASES
 from tests.golden.checking import MAX_DELTA
-from tests.runner.conftest import COMPILED_QUICKLY
 from tests.runner.harness import Engine, Generated, greedy
 
 # One case for each way of keeping and reading what is kept: these run in all shapes of steps, and score their prompts.
@@ -27,11 +25,9 @@ ENGINE_CASES = ["llama", "qwen3_types_mixed", "gpt2", "gpt_oss", "deepseek_v3", 
 
 @pytest.fixture
 def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts and decodes in steps of one shape, which take the best token and are compiled with little optimisation."""
+    """Prompts and decodes in steps of one shape, which take the best token."""
     monkeypatch.setattr(model_runner, "bucket_ladder", lambda *limits: (Bucket(24, 2),))
     monkeypatch.setattr("jaxllm.runner.step.choose", choose_best)
-    compile_quickly = functools.partialmethod(jax.stages.Lowered.compile, compiler_options=COMPILED_QUICKLY)
-    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_quickly)
 
 
 def choose_best(raw: jax.Array, *rest: Any, max_logprobs: int, **options: Any) -> SamplerOutput:

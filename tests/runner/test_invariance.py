@@ -10,12 +10,13 @@ import pytest
 from tests.checkpoints import tiny_config, write_model
 from tests.runner.harness import Engine, greedy
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.heavy
 
 MAX_TOKENS = 24
 CONFIGS = {
     "llama": tiny_config("LlamaForCausalLM", num_attention_heads=8, num_key_value_heads=2),
-    "gemma3": tiny_config("Gemma3ForCausalLM", num_attention_heads=4, num_key_value_heads=1),
+    # Two layers with windows and one without.
+    "gemma3": tiny_config("Gemma3ForCausalLM", num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1),
     "mistral_window": tiny_config("MistralForCausalLM", sliding_window=16),
 }
 
@@ -71,6 +72,7 @@ def test_tensor_parallel(directory, alone, shards):
     assert tokens_of(engine, prompts) == alone[:12]
 
 
+@pytest.mark.parametrize("directory", ["llama"], indirect=True)
 def test_seeded_sampling_does_not_depend_on_batch_mates(directory):
     params = [greedy(12).clone(temperature=1.0, seed=i, top_p=0.9) for i in range(8)]
     together = Engine(directory, max_num_seqs=8).generate(PROMPTS[:8], params)

@@ -7,8 +7,6 @@ import pytest
 from tests.golden.pooling_cases import CASES
 from tests.runner.pooling import largest_error
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 MAX_DELTA = 1e-4
 
 

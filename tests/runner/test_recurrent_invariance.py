@@ -12,7 +12,7 @@ from tests.golden.cases import CASES
 from tests.runner.harness import Engine, greedy
 from tests.runner.test_invariance import make_prompts
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.heavy
 
 MAX_TOKENS = 20
 PROMPTS = [prompt[:100] for prompt in make_prompts(10, seed=5)]
