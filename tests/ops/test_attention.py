@@ -49,16 +49,29 @@ STEPS = {
     "chunk on a cached prefix": ([(16, 33)], 16, 4),
     "decodes and prompts, padded": ([(1, 17), (1, 40), (9, 0), (2, 63), (13, 8)], 48, 8),
     "nothing": ([], 16, 4),
-    "a tile and one": ([(1, 3), (65, 5)], 96, 2),
-    "large tiles between small ones": ([(1, 3), (70, 0), (530, 300), (3, 0), (512, 9), (1030, 5)], 2304, 8),
+    "a tile and one": ([(1, 3), (17, 5)], 24, 2),
+    "large tiles between small ones": ([(1, 3), (20, 0), (70, 90), (3, 0), (64, 9), (134, 5)], 320, 8),
 }
 
 
 SPECS = [AttendSpec(0.25), AttendSpec(0.3, window=5), AttendSpec(0.3, window=20, softcap=3.0), AttendSpec(0.3, window=12, chunked=True)]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Steps of a few hundred tokens have every kind of tile, and several blocks of keys."""
+    for name, size in {"_LARGE_TILE": 64, "_SMALL_TILE": 16, "_KEY_BLOCK": 32, "_DECODE_BLOCK": 128}.items():
+        monkeypatch.setattr(xla, name, size)
+
+
+def attend(*args):
+    return xla.attend(*args)
+
+
+run, expect = (jax.jit(function, static_argnums=5) for function in (attend, reference.attend))
+
+
+@pytest.mark.parametrize(("group", "spec"), [(1, SPECS[0]), (4, SPECS[0]), (4, SPECS[1]), (1, SPECS[2]), (4, SPECS[3])], ids=str)
 @pytest.mark.parametrize("name", STEPS)
 def test_xla_equals_reference(name, group, spec):
     check(name, group, spec)
@@ -86,8 +99,8 @@ def check(name, group, spec, sinks=None, bias=None):
     if spec.latent is not None:
         cache, v = cache._replace(v=None), None
 
-    want, want_cache = reference.attend(q, k, v, cache, metadata, spec, sinks, bias)
-    got, got_cache = jax.jit(xla.attend, static_argnums=5)(q, k, v, cache, metadata, spec, sinks, bias)
+    want, want_cache = expect(q, k, v, cache, metadata, spec, sinks, bias)
+    got, got_cache = run(q, k, v, cache, metadata, spec, sinks, bias)
 
     real = np.asarray(metadata.token_rows) < num_rows
     np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
@@ -140,7 +153,7 @@ def test_pages_of_8_bits_hold_units_of_a_scale_of_each_head(name, dtype, latent)
     if latent:
         narrow, wide, v, rounded[1] = narrow._replace(v=None), wide._replace(v=None), None, None
     got, pages = attend_scaled(xla.attend, q, k, v, narrow, metadata, spec, dtype=dtype, k_scale=k_scale, v_scale=v_scale)
-    want, _ = reference.attend(q, *rounded, wide, metadata, spec)
+    want, _ = expect(q, *rounded, wide, metadata, spec)
 
     real = np.asarray(metadata.token_rows) < num_rows
     np.testing.assert_allclose(np.asarray(got)[real], np.asarray(want)[real], atol=2e-5)
