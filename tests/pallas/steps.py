@@ -1,15 +1,16 @@
-"""Random ragged steps for the tests of paged attention kernels."""
+"""Random ragged steps for the tests of paged attention kernels, and what the oracle makes of them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.ragged_paged_attention import layout
+from pallas_kernels.ragged_paged_attention import layout, reference
 
 
 class Step(NamedTuple):
@@ -84,6 +85,12 @@ def make_step(
     k, v = (random(num_tokens, num_kv_heads, kept, unit) for _ in range(2))
     q = random(num_tokens, num_heads, dtype)
     return Step(q, k, None if latent else v, cache, jnp.array(table), jnp.array(q_starts), jnp.array(kv_lens), jnp.int32(num_decodes))
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "window", "softcap", "latent"))
+def expect(step: Step, *, sinks: jax.Array | None = None, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """The oracle's answer, compiled as a whole."""
+    return reference.attend(*step, sinks=sinks, **options)
 
 
 def assert_same(got: tuple[jax.Array, jax.Array], want: tuple[jax.Array, jax.Array], step: Step, tolerance: float) -> None:

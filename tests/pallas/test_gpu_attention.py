@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.ragged_paged_attention import layout, reference
-from tests.pallas.steps import make_step
+from pallas_kernels.ragged_paged_attention import layout
+from tests.pallas.steps import expect, make_step
 
 if jax.__version_info__ < (0, 11):
     pytest.skip("this jax has no interpreter for GPU kernels", allow_module_level=True)
@@ -41,7 +41,7 @@ def check(step, *, interpret=None, splits=None, blackwell=False, **options):
     pages = pages_of(step.cache, step.q.shape[2], step.k.dtype)
     run = jax.jit(functools.partial(gpu.attend, interpret=interpret, splits=splits, blackwell=blackwell, **options))
     out, cache = run(*step[:3], pages, *step[4:])
-    expected, words = reference.attend(*step, **options)
+    expected, words = expect(step, **options)
     total = int(step.q_starts[-1])
     np.testing.assert_allclose(np.asarray(out[:total], np.float32), np.asarray(expected[:total], np.float32), atol=2e-2, rtol=2e-2)
     for got, want in zip(jax.tree.leaves(cache), jax.tree.leaves(pages_of(words, step.q.shape[2], step.k.dtype)), strict=True):
@@ -112,7 +112,7 @@ def test_latents_of_8_bits_equal_the_reference_over_the_same_values_in_16(blackw
     kept = jnp.float8_e4m3fn
     step = step_of([(1, 70), (0, 0), (6, 62)], 8, 3, num_heads=16, **LATENT)
     step = step._replace(k=step.k.astype(kept).astype(jnp.bfloat16), cache=step.cache.astype(kept).astype(jnp.bfloat16))
-    expected, _ = reference.attend(*step, scale=0.1, latent=128)
+    expected, _ = expect(step, scale=0.1, latent=128)
     pages = pages_of(step.cache, 192)[0].astype(kept), None
     params = plgpu.InterpretGPUParams(detect_races=True)
     run = jax.jit(functools.partial(gpu.attend, scale=0.1, latent=128, blackwell=blackwell, interpret=params))

@@ -7,8 +7,8 @@ import pytest
 from jaxllm.ops.attention import reference as contract
 from jaxllm.ops.attention.metadata import AttentionMetadata, LayerCache
 from jaxllm.specs import AttendSpec
-from pallas_kernels.ragged_paged_attention import layout, reference
-from tests.pallas.steps import make_step
+from pallas_kernels.ragged_paged_attention import layout
+from tests.pallas.steps import expect, make_step
 from tests.pallas.test_ragged_paged_attention import DECODES, MIXED, check
 
 # Dims of keys and of values: those of a real model in small (values fill whole lanes, keys a part more), and ones within a tile of lanes.
@@ -52,7 +52,7 @@ def test_the_oracle_of_the_kernels_agrees_with_that_of_the_engine():
     metadata = AttentionMetadata(step.page_table, step.q_starts, step.kv_lens, positions, rows, step.num_decodes)
     pages = LayerCache(jnp.swapaxes(jnp.where(jnp.isfinite(keys), keys, 0)[..., :192], 2, 3), None)
     want, _ = contract.attend(step.q, step.k, None, pages, metadata, AttendSpec(0.1, latent=128))
-    got, _ = reference.attend(*step, scale=0.1, latent=128)
+    got, _ = expect(step, scale=0.1, latent=128)
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 

@@ -4,8 +4,8 @@ import jax
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.ragged_paged_attention import reference, tpu, tpu_stream
-from tests.pallas.steps import assert_same, make_step
+from pallas_kernels.ragged_paged_attention import tpu, tpu_stream
+from tests.pallas.steps import assert_same, expect, make_step
 from tests.pallas.test_latent_attention import latent_step
 from tests.pallas.test_ragged_paged_attention import BLOCKS
 
@@ -37,7 +37,7 @@ def races_found(step, latent=None) -> bool:
 @pytest.mark.parametrize("step", [DECODES, pytest.param(MIXED, marks=pytest.mark.heavy)], ids=["decodes", "mixed"])
 def test_transfers_and_computation_do_not_race(step):
     assert not races_found(step)
-    assert_same(attend(step), reference.attend(*step, scale=0.1), step, 2e-5)
+    assert_same(attend(step), expect(step, scale=0.1), step, 2e-5)
 
 
 @pytest.mark.heavy

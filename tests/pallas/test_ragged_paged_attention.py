@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.ragged_paged_attention import layout, reference, tpu
+from pallas_kernels.ragged_paged_attention import layout, tpu
 from pallas_kernels.ragged_paged_attention.tuning import Blocks
-from tests.pallas.steps import assert_same, make_step
+from tests.pallas.steps import assert_same, expect, make_step
 
 # Two fetched pages and one computed at a time, so that steps of a few dozen tokens cross every kind of border.
 BLOCKS = Blocks(decode_rows=2, decode_pages=2, decode_compute_pages=1, query_tile=16, prefill_pages=2, prefill_compute_pages=1)
@@ -28,7 +28,7 @@ def run(step, *, sinks=None, **options):
 
 def check(step, *, tolerance=2e-5, interpret=True, blocks=BLOCKS, **options):
     got = run(step, blocks=blocks, interpret=interpret, **options)
-    assert_same(got, reference.attend(*step, **options), step, tolerance)
+    assert_same(got, expect(step, **options), step, tolerance)
     return got
 
 
@@ -71,7 +71,7 @@ def test_bfloat16_words_hold_keys_and_values(rows):
 def test_softcap_and_sinks():
     step = make_step([(1, 9), (1, 0), (5, 6)], 8, 3)
     sunk, _ = check(step, scale=0.5, softcap=2.0, sinks=jnp.array([0.5, -3.0, 2.0, 0.0]))
-    plain, _ = reference.attend(*step, scale=0.5, softcap=2.0)
+    plain, _ = expect(step, scale=0.5, softcap=2.0)
     assert np.abs(np.asarray(plain - sunk)).max() > 0.1
 
 
