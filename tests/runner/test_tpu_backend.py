@@ -24,9 +24,9 @@ INTERPRETED = AttentionBackend("tpu", tpu.Attend(find_device("TPU v6 lite"), int
 @pytest.mark.parametrize(
     ("architecture", "changes", "shards"),
     [
-        ("LlamaForCausalLM", {"num_attention_heads": 8, "num_key_value_heads": 2}, 1),
+        ("LlamaForCausalLM", {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 1}, 1),
         ("LlamaForCausalLM", {"num_attention_heads": 8, "num_key_value_heads": 2}, 2),
-        ("MistralForCausalLM", {"sliding_window": 16}, 1),
+        ("MistralForCausalLM", {"sliding_window": 16, "num_hidden_layers": 1}, 1),
     ],
     ids=["llama", "llama on two devices", "mistral with a window"],
 )
