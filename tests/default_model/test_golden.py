@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,13 +20,25 @@ MAX_DELTA = 1e-3
 NUM_TOP = 5
 
 
-def test_greedy_tokens_and_top_logprobs_equal_transformers(default_model_file: Path) -> None:
+@pytest.fixture
+def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs as users have them: they compute for longer than they compile."""
+    options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    if jax.__version_info__ < (0, 11):
+        options["xla_cpu_use_fusion_emitters"] = True
+    compile_well = functools.partialmethod(jax.stages.Lowered.compile, compiler_options=options)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_well)
+
+
+def test_greedy_tokens_and_top_logprobs_equal_transformers(default_model_file: Path, optimised: None) -> None:
     with np.load(GOLDEN) as data:
         count = sum(name.startswith("prompt_") for name in data)
         prompts, tokens, ids, logprobs = ([data[f"{part}_{i}"] for i in range(count)] for part in ("prompt", "tokens", "ids", "logprobs"))
     params = [SamplingParams(temperature=0.0, max_tokens=len(one), ignore_eos=True, logprobs=NUM_TOP) for one in tokens]
 
-    with LLM(str(default_model_file), dtype="float32", max_model_len=2048) as llm:
+    # Few programs, and only those that steps need.
+    sizes = {"max_model_len": 2048, "max_num_seqs": 20, "max_num_batched_tokens": 512}
+    with LLM(str(default_model_file), dtype="float32", enforce_eager=True, **sizes) as llm:
         outputs = llm.generate([one.tolist() for one in prompts], params, use_tqdm=False)
 
     assert count == 20
