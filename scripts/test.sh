@@ -25,8 +25,8 @@ check ruff check .
 check ruff format --check .
 check mypy
 check lint-imports
-# A file of tests goes to one process, since its fixtures are costly; -n 0 runs everything in this one. In order of their names: in that
-# of their numbers of tests, the slowest tests, which are alone in their files, come last, and one process waits for the other.
+# A file of tests goes to one process, since its fixtures are costly; -n 0 runs everything in this one. In tests/conftest.py's
+# order: in that of numbers of tests, the slowest tests, which are alone in their files, would come last, with all others waiting.
 check pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
 [ -z "$failed" ] || fail "failed:$failed"
 say "all checks passed"

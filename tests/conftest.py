@@ -20,6 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--conformance", metavar="DIR", help="folder of public conformance data; tests that read it are skipped without")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What takes longest comes first: nobody waits for it at the end.
+    items.sort(key=lambda item: item.get_closest_marker("default_model") is None)
+
+
 @pytest.fixture(scope="session")
 def conformance_data(request: pytest.FixtureRequest) -> Path:
     """The folder given with --conformance; the test is skipped without one."""
