@@ -81,8 +81,8 @@ def _token_ids(tokens: Any, tokenizer: Tokenizer) -> list[int] | None:
     """The ids of the tokens whose rows of the output embedding make a classifier."""
     if tokens is None:
         return None
-    if not isinstance(tokens, list) or len(tokens) < 2 or not all(isinstance(token, str) for token in tokens):
-        raise ConfigError(f"classifier_from_token must be a list of at least two tokens, got {tokens!r:.100}")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+        raise ConfigError(f"classifier_from_token must be a list of tokens, got {tokens!r:.100}")
     ids = [tokenizer.token_to_id(token) for token in tokens]
     missing = [token for token, token_id in zip(tokens, ids, strict=True) if token_id is None]
     if missing:

@@ -79,6 +79,6 @@ BART = Family(
     ignored=(r"model\.(en|de)coder\.embed_tokens\.weight",),
     harmless_keys=(
         "activation_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop", "init_std", "classif_dropout", "num_hidden_layers",
-        "force_bos_token_to_be_generated", "eos_token_ids", "add_cross_attention",
+        "force_bos_token_to_be_generated", "eos_token_ids", "add_cross_attention", "replacing_rate", "save_step",
     ),
 )  # fmt: skip

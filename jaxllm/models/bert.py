@@ -111,9 +111,11 @@ def _family(
     return Family(f"{stem}Model", spec, rules, prefix=prefix, ignored=IGNORED, renamed=RENAMED, harmless_keys=harmless)
 
 
-BERT = _family("Bert", _bert_spec, prefix="bert.")
+# Of a head in the first implementation, which the config of its Chinese and multilingual releases describes.
+_POOLER = ("directionality", "pooler_type", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
+BERT = _family("Bert", _bert_spec, prefix="bert.", harmless=_POOLER)
 ROBERTA = _family("Roberta", _roberta_spec, prefix="roberta.")
 XLM_ROBERTA = _family("XLMRoberta", _roberta_spec, prefix="roberta.")
 CAMEMBERT = _family("Camembert", _roberta_spec, prefix="roberta.")
-_DROPOUTS = ("dropout", "qa_dropout", "seq_classif_dropout")
-DISTILBERT = _family("DistilBert", _distilbert_spec, _DISTILBERT_NAMES, prefix="distilbert.", harmless=_DROPOUTS)
+_OF_TRAINING = ("dropout", "qa_dropout", "seq_classif_dropout", "tie_weights_")
+DISTILBERT = _family("DistilBert", _distilbert_spec, _DISTILBERT_NAMES, prefix="distilbert.", harmless=_OF_TRAINING)

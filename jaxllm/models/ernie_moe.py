@@ -15,6 +15,7 @@ from jaxllm.weights.transforms import ROW
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     config.expect("use_bias", False)
     config.expect("moe_gate", "topk")
+    config.expect("moe_use_aux_free", True)
     spec = ernie_like(config, max_model_len)
     router = RouterSpec(
         first_size(config, "moe_num_experts", "num_experts"),
@@ -39,5 +40,5 @@ ERNIE_MOE = replace(
         *expert_rules(shared="shared_experts", correction="moe_statics.e_score_correction_bias", correction_as=ROW),
     ),
     ignored=(*ERNIE.ignored, r"model\.mtp.*"),
-    harmless_keys=(*ERNIE.harmless_keys, *TRAINING_KEYS),
+    harmless_keys=(*ERNIE.harmless_keys, *TRAINING_KEYS, "moe_capacity", "num_nextn_predict_layers"),
 )

@@ -60,7 +60,7 @@ _IGNORED = (r".*\.attn\.(bias|masked_bias)",)
 # The order of operations, heads of other tasks, and the length of training examples.
 _HARMLESS = (
     "reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-    "summary_first_dropout",
+    "summary_first_dropout", "n_special", "predict_special_tokens",
 )  # fmt: skip
 
 GPT2 = Family("GPT2LMHeadModel", _spec, _RULES, prefix="transformer.", ignored=_IGNORED, harmless_keys=_HARMLESS)

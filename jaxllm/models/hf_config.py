@@ -26,7 +26,7 @@ _HARMLESS = frozenset(
     repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
     exponential_decay_length_penalty remove_invalid_values max_new_tokens
     unsloth_version unsloth_fixed quantization_aware_training cache_implementation use_flash_attn attn_implementation
-    is_llama_config transformers.js_config model_max_length seq_length
+    is_llama_config transformers.js_config model_max_length seq_length custom_pipelines
     """.split()  # noqa: SIM905
 )
 

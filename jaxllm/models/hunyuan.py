@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.experts import TRAINING_KEYS, expert_mlp, expert_rules, with_experts
-from jaxllm.models.family import Family, change_attention
+from jaxllm.models.family import Family, change_attention, head_sizes
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import IGNORED, llama_like
 from jaxllm.models.names import decoder_rules
@@ -16,7 +16,11 @@ from jaxllm.specs import DecoderSpec, MoESpec, RouterSpec
 
 def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     bias = config.flag("attention_bias", False)
-    config.expect("use_qk_norm", True)
+    for key in ("use_qk_norm", "use_rotary_pos_emb"):
+        config.expect(key, True)
+    config.expect("norm_type", "rms")
+    config.expect("use_cla", False)
+    config.expect("attention_head_dim", head_sizes(config)[2])
     positions = config.size("max_position_embeddings", 2048)
     entry = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
     if entry.get("alpha"):
@@ -41,7 +45,8 @@ def _moe_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     if _of_every_layer(config, "moe_intermediate_size", width) != width or _of_every_layer(config, "num_shared_expert", 1) != 1:
         raise ModelLoadError(f"config.json: only one shared expert, and experts of intermediate_size={width}, are supported")
     config.expect("moe_layer_num_skipped", 0)
-    config.expect("cla_share_factor", 1, 2)
+    for key in ("norm_topk_prob", "use_mixed_mlp_moe"):
+        config.expect(key, True)
     expert = expert_mlp(config, width)
     moe = MoESpec(RouterSpec(experts, chosen, normalised=True), expert, shared=expert)
     return with_experts(_spec(config, max_model_len), moe)
@@ -58,7 +63,13 @@ def _of_every_layer(config: HFConfig, key: str, default: int) -> int:
 
 _RULES = decoder_rules(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
 
-HUNYUAN = Family("HunYuanDenseV1ForCausalLM", _spec, _RULES, prefix="model.", ignored=IGNORED, harmless_keys=("eod_token_id", "use_cla"))
+# Token ids, and what releases keep of a multimodal and a classifying sibling.
+_HARMLESS = (
+    "cla_share_factor", "class_num", "dense_list", "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "image_token_id",
+    "mask_init_id", "num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "text_end_id", "text_start_id", "video_end_id",
+    "video_start_id", "vit_input_resolution", "vit_mapping_type", "vit_norm_type", "vit_patch", "vit_token",
+)  # fmt: skip
+HUNYUAN = Family("HunYuanDenseV1ForCausalLM", _spec, _RULES, prefix="model.", ignored=IGNORED, harmless_keys=_HARMLESS)
 HUNYUAN_MOE = replace(
     HUNYUAN,
     architecture="HunYuanMoEV1ForCausalLM",

@@ -57,4 +57,4 @@ _RULES = (
     *expert_rules(at="model.layers.{i}.feed_forward.", router="router"),
 )
 
-JAMBA = Family("JambaForCausalLM", _spec, _RULES, prefix="model.", ignored=IGNORED, harmless_keys=(*HARMLESS, *TRAINING_KEYS))
+JAMBA = Family("JambaForCausalLM", _spec, _RULES, prefix="model.", ignored=IGNORED, harmless_keys=(*HARMLESS, *TRAINING_KEYS, "n_ctx"))

@@ -98,6 +98,13 @@ def _internlm3_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     return llama_like(config, max_model_len, default_positions=32768, qkv_bias=qkv_bias, out_bias=bias, mlp_bias=bias)
 
 
+def _helium_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    return llama_like(
+        config, max_model_len, default_positions=4096, default_theta=100_000.0, interleaved=True, qkv_bias=bias, mlp_bias=mlp_bias
+    )
+
+
 _OUTPUT_NORM_RULES = decoder_rules(attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm")
 
 GRANITE = Family("GraniteForCausalLM", granite_like, RULES, prefix="model.", ignored=IGNORED)
@@ -105,4 +112,5 @@ SEED_OSS = replace(GRANITE, architecture="SeedOssForCausalLM", to_spec=_seed_oss
 ERNIE = replace(GRANITE, architecture="Ernie4_5ForCausalLM", to_spec=_ernie_spec)
 SMOLLM3 = replace(GRANITE, architecture="SmolLM3ForCausalLM", to_spec=_smollm3_spec, harmless_keys=("max_window_layers",))
 EXAONE4 = replace(GRANITE, architecture="Exaone4ForCausalLM", to_spec=_exaone4_spec, rules=_OUTPUT_NORM_RULES)
+HELIUM = replace(GRANITE, architecture="HeliumForCausalLM", to_spec=_helium_spec)
 INTERNLM3 = replace(GRANITE, architecture="InternLM3ForCausalLM", to_spec=_internlm3_spec)

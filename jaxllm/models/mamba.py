@@ -19,6 +19,7 @@ POSITIONS = 131072
 # How parameters were drawn before training, which implementation computes, and in how large pieces.
 HARMLESS = (
     "time_step_scale",
+    "time_step_rank",
     "time_step_min",
     "time_step_max",
     "time_step_floor",
@@ -74,7 +75,7 @@ def _mamba2_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
             f"config.json: num_heads={heads} times head_dim={head_dim} must be expand * hidden_size = {inner:g}, and a multiple of"
             f" n_groups={groups}"
         )
-    config.get("time_step_rank")  # a remnant of Mamba
+    config.expect("intermediate_size", int(inner))
     mamba = Mamba2Spec(
         num_heads=heads,
         head_dim=head_dim,

@@ -8,11 +8,12 @@ from jaxllm.models.deepseek import MLA_RULES, mla_spec
 from jaxllm.models.family import Family, change_blocks
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import IGNORED, RULES, llama_like
+from jaxllm.models.rope import LayerRopes, RopeParameters
 from jaxllm.specs import DecoderSpec
 
 
-def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
-    spec = llama_like(config, max_model_len, default_positions=2048, tied=True)
+def _spec(config: HFConfig, max_model_len: int | None, ropes: LayerRopes | None = None) -> DecoderSpec:
+    spec = llama_like(config, max_model_len, default_positions=2048, ropes=ropes, tied=True)
     scale = config.number("scale_depth", 1.0) / len(spec.blocks) ** 0.5
     return replace(
         change_blocks(spec, lambda i, block: replace(block, residual_scale=scale)),
@@ -28,7 +29,10 @@ def _minicpm3_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
     config.expect("head_dim", config.size("qk_rope_head_dim"))
     default_value_dim = config.size("hidden_size") // config.size("num_attention_heads")
     mixer = mla_spec(config, max_model_len, default_positions=32768, interleaved=False, default_value_dim=default_value_dim)
-    return change_blocks(_spec(config, max_model_len), lambda i, block: replace(block, mixer=mixer))
+    # Its own rotation, of heads of another size, is all there is.
+    positions = config.size("max_position_embeddings", 32768)
+    plain = RopeParameters("default", 10000.0, {}, positions, positions)
+    return change_blocks(_spec(config, max_model_len, LayerRopes(plain, plain)), lambda i, block: replace(block, mixer=mixer))
 
 
 MINICPM = Family("MiniCPMForCausalLM", _spec, RULES, prefix="model.", ignored=IGNORED)

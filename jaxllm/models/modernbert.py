@@ -71,6 +71,6 @@ MODERNBERT = Family(
     ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
     harmless_keys=(
         "initializer_cutoff_factor", "embedding_dropout", "mlp_dropout", "deterministic_flash_attn", "sparse_prediction",
-        "sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad",
+        "sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "layer_norm_eps", "position_embedding_type",
     ),
 )  # fmt: skip

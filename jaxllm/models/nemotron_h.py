@@ -115,7 +115,7 @@ _RULES = (
 )
 # The rotation is not used; keys of experts are there where no layer has any.
 _HARMLESS = (
-    *HARMLESS, *TRAINING_KEYS, "partial_rotary_factor", "rope_theta", "norm_eps", "rms_norm_eps", "time_step_rank", "mamba_ssm_cache_dtype",
+    *HARMLESS, *TRAINING_KEYS, "partial_rotary_factor", "rope_theta", "norm_eps", "rms_norm_eps", "mamba_ssm_cache_dtype",
     "num_query_groups", "mlp_bias", "moe_shared_expert_overlap", "num_nextn_predict_layers", "mtp_layers_block_type",
     "mtp_hybrid_override_pattern", "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size",
     "moe_latent_size", "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxllm.models.family import Family
+from jaxllm.models.family import Family, head_sizes
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.models.llama import IGNORED, llama_like
 from jaxllm.models.names import decoder_rules
@@ -13,6 +13,8 @@ from jaxllm.weights.transforms import JOINED_QKV
 
 
 def _phi_spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
+    # The first release says both.
+    config.expect("rotary_dim", int(config.number("partial_rotary_factor", 0.5) * head_sizes(config)[2]))
     spec = llama_like(
         config,
         max_model_len,

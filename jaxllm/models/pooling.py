@@ -226,7 +226,8 @@ def _class_activation(config: HFConfig, classes: int) -> OutputActivation:
     by_count: OutputActivation = "sigmoid" if classes == 1 else "softmax"
     kinds = {"regression": "identity", "single_label_classification": by_count, "multi_label_classification": "sigmoid", "": by_count}
     activation = config.choice("problem_type", kinds, "")
-    own = (config.get("sentence_transformers") or {}).get("activation_fn") or config.get("sbert_ce_default_activation_function")
+    older = config.get("sbert_ce_default_activation_function")
+    own = (config.get("sentence_transformers") or {}).get("activation_fn") or older
     if own is None:
         return activation
     names: dict[str, OutputActivation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxllm.errors import ModelLoadError
 from jaxllm.models.family import ACTIVATIONS
 from jaxllm.models.hf_config import HFConfig
 from jaxllm.specs import DenseSpec, NormSpec, PoolingKind
@@ -75,12 +76,14 @@ def decoder_head(config: HFConfig, suffix: str, width: int, token_head: str, tok
         token_ids: those that `classifier_from_token` names: their rows of the output embedding are the classifier.
 
     Raises:
-        ModelLoadError: a way to make a classifier of tokens that is not known.
+        ModelLoadError: a way to make a classifier of tokens that is not known, or that wants other tokens.
     """
     if token_ids is not None:
         ways = {"from_2_way_softmax": True, "no_post_processing": False}
         default = "from_2_way_softmax" if config.flag("is_original_qwen3_reranker", False) else "no_post_processing"
         difference = config.choice("method", ways, default)
+        if difference and len(token_ids) != 2:
+            raise ModelLoadError(f"config.json: from_2_way_softmax needs two tokens in classifier_from_token, got {len(token_ids)}")
         dense = DenseSpec(1 if difference else len(token_ids), bias=False)
         return Head("last", (dense,), (rule("dense.0.weight", token_head, transform=PickRows(token_ids, difference)),))
     if suffix in ("ForRewardModel", "ForProcessRewardModel"):

@@ -30,7 +30,7 @@ from jaxllm.models.layer_norm_kin import APERTUS, ARCEE, NEMOTRON, STABLELM, STA
 from jaxllm.models.lfm2 import LFM2, LFM2_MOE
 from jaxllm.models.llama import LLAMA
 from jaxllm.models.llama4 import LLAMA4, LLAMA4_TEXT
-from jaxllm.models.llama_kin import ERNIE, EXAONE4, GRANITE, INTERNLM3, SEED_OSS, SMOLLM3
+from jaxllm.models.llama_kin import ERNIE, EXAONE4, GRANITE, HELIUM, INTERNLM3, SEED_OSS, SMOLLM3
 from jaxllm.models.mamba import MAMBA, MAMBA2
 from jaxllm.models.minicpm import MINICPM, MINICPM3
 from jaxllm.models.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL3_TEXT_HALF
@@ -50,12 +50,16 @@ FAMILIES = {
     for family in (
         LLAMA, MISTRAL, MINISTRAL, MINISTRAL3, MISTRAL3_TEXT_HALF, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT_HALF, GEMMA4,
         GEMMA4_TEXT_HALF, PHI, PHI3, OLMO, OLMO2, OLMO3, GRANITE, MINICPM, MINICPM3, COHERE, COHERE2, STABLELM, STARCODER2, GLM, GLM4,
-        SMOLLM3, EXAONE4, SEED_OSS, NEMOTRON, ARCEE, APERTUS, ERNIE, INTERNLM2, INTERNLM3, GPT2, GPT_BIGCODE, GPTJ, GPT_NEOX, FALCON, OPT,
-        BLOOM, MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF, FALCON_H1, NEMOTRON_H,
+        SMOLLM3, EXAONE4, SEED_OSS, NEMOTRON, ARCEE, APERTUS, ERNIE, HELIUM, INTERNLM2, INTERNLM3, GPT2, GPT_BIGCODE, GPTJ, GPT_NEOX,
+        FALCON, OPT, BLOOM, MPT, MAMBA, MAMBA2, LFM2, QWEN3_5, QWEN3_5_TEXT_HALF, FALCON_H1, NEMOTRON_H,
         QWEN3_NEXT, QWEN3_5_MOE, QWEN3_5_MOE_TEXT_HALF, GRANITE_HYBRID, JAMBA, LFM2_MOE,
         HUNYUAN, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, PHIMOE, PHIMOE_RESPELT,
         GRANITE_MOE, GRANITE_MOE_SHARED, LLAMA4_TEXT, LLAMA4, MINIMAX_M2, HUNYUAN_MOE, ERNIE_MOE, T5, BART,
     )
+}  # fmt: skip
+# Other names in the first releases, and the same model.
+SPELLINGS = {
+    "LLaMAForCausalLM": "LlamaForCausalLM", "MPTForCausalLM": "MptForCausalLM", "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
 }  # fmt: skip
 
 
@@ -66,7 +70,7 @@ def find_family(hf_config: Mapping[str, Any]) -> Family:
         ModelLoadError: no architecture, or one that is not supported.
     """
     architectures = hf_config.get("architectures") or [None]
-    family = FAMILIES.get(architectures[0])
+    family = FAMILIES.get(SPELLINGS.get(architectures[0], architectures[0]))
     if family is None:
         given = f"architecture {architectures[0]}" if architectures[0] else "config.json without 'architectures'"
         refusal = f"{given} is not supported; supported: {', '.join(FAMILIES)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from jaxllm.specs import DenseSpec, PoolingKind
 from jaxllm.weights.checkpoint import Checkpoint
 from jaxllm.weights.hf import open_checkpoint
 
+logger = logging.getLogger(__name__)
+
 # By their names without "_token" or "_tokens", in the order in which several are concatenated.
 _MODES: dict[str, PoolingKind] = {
     "cls": "cls",
@@ -23,6 +26,8 @@ _MODES: dict[str, PoolingKind] = {
     "weightedmean": "weighted_mean",
     "last": "last",
 }
+# Where modules read and write, and how, where their settings do not say.
+_AS_USUAL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
 _ACTIVATIONS: dict[str, Any] = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid"}
 
 
@@ -49,7 +54,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
     modules = read_json(listing, list) or []
     kinds: tuple[PoolingKind, ...] = ()
     dense: list[tuple[DenseSpec, str]] = []
-    normalize = False
+    names = []
     for module in modules:
         kind, path = str(module.get("type", "")).rsplit(".", 1)[-1], str(module.get("path", ""))
         settings = read_json(directory / path / "config.json") or {} if path else {}
@@ -57,14 +62,21 @@ def read_modules(directory: Path) -> SentenceModules | None:
             kinds = _pooling_kinds(settings, listing)
         elif kind == "Dense":
             dense.append((_dense(settings, listing), path))
-        elif kind == "Normalize":
-            normalize = True
-        elif kind not in ("Transformer", "Dropout") or (kind == "Transformer" and path):
+        elif kind not in ("Transformer", "Dropout", "Normalize") or (kind == "Transformer" and path):
             raise ModelLoadError(f"{listing}: module {module.get('type')!r} at {path!r} is not supported")
+        if any(settings.get(key) not in (None, value) for key, value in _AS_USUAL.items()):
+            raise ModelLoadError(f"{listing}: {kind} with {settings} is not supported; supported: {_AS_USUAL}")
+        names += [kind] if kind != "Dropout" else []
     if not kinds:
         return None
-    sentence = read_json(directory / "sentence_bert_config.json") or {}
-    return SentenceModules(kinds, tuple(dense), normalize, sentence.get("max_seq_length"), bool(sentence.get("do_lower_case")))
+    if not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(names)):
+        raise ModelLoadError(f"{listing}: modules in the order {', '.join(names)}; supported: Transformer, Pooling, Dense, Normalize")
+    if prompt := (read_json(directory / "config_sentence_transformers.json") or {}).get("default_prompt_name"):
+        logger.warning("sentence-transformers puts the prompt %r before texts by default; it is not added here: send it with them", prompt)
+    # Named after the kind of encoder; newer releases leave the length to the tokenizer.
+    sentence = read_json(next(iter(sorted(directory.glob("sentence_*_config.json"))), directory / "sentence_bert_config.json")) or {}
+    length = sentence.get("max_seq_length") or (read_json(directory / "tokenizer_config.json") or {}).get("model_max_length")
+    return SentenceModules(kinds, tuple(dense), "Normalize" in names, length, bool(sentence.get("do_lower_case")))
 
 
 def _pooling_kinds(settings: Mapping[str, Any], listing: Path) -> tuple[PoolingKind, ...]:

@@ -44,6 +44,12 @@ def test_the_architecture_says_whether_a_model_is_pooled(architecture: str, pool
         (ONE | {"problem_type": "regression"}, "identity"),
         (ONE | {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "identity"),
         (ONE | {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}, "tanh"),
+        (
+            ONE
+            | {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.0.1"}}
+            | {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+            "identity",
+        ),
         (BERT, "normalize"),
     ],
 )
@@ -68,6 +74,15 @@ def test_a_generator_embeds_and_a_classifier_may() -> None:
     assert define(CASES["bert_tokens"].config).info.tasks == ["token_classify"]
     with pytest.raises(ConfigError, match="LlamaForCausalLM has no classifier"):
         define(tiny_config(), convert="classify")
+
+
+def test_one_token_can_be_a_classifier_and_two_can_be_weighed() -> None:
+    reranker = {key: value for key, value in CASES["qwen3_reranker"].config.items() if key != "is_original_qwen3_reranker"}
+    assert define(reranker, token_ids=[7]).info.width == 1
+    assert define(reranker, token_ids=[7, 11]).info.width == 2
+    assert define(reranker | {"method": "from_2_way_softmax"}, token_ids=[7, 11]).info.width == 1
+    with pytest.raises(ModelLoadError, match="needs two tokens"):
+        define(reranker | {"method": "from_2_way_softmax"}, token_ids=[7])
 
 
 @pytest.mark.parametrize(

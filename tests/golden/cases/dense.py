@@ -119,6 +119,15 @@ CASES = (
             num_key_value_heads=4, scale_emb=3.0, scale_depth=1.2, dim_model_base=16, tie_word_embeddings=True,
         ),
     ),
+    Case(
+        "minicpm3_longrope",
+        llama_like(
+            "MiniCPM3ForCausalLM", "minicpm3", q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=6, v_head_dim=6,
+            num_key_value_heads=4, scale_emb=3.0, scale_depth=1.2, dim_model_base=16, tie_word_embeddings=True,
+            rope_scaling={**_LONGROPE, "original_max_position_embeddings": 256},
+        ),
+        max_model_len=256,
+    ),
     Case("cohere", _layer_norm("CohereForCausalLM", "cohere", logit_scale=0.25, tie_word_embeddings=True)),
     Case("cohere_qk_norm", _layer_norm("CohereForCausalLM", "cohere", logit_scale=0.5, use_qk_norm=True, tie_word_embeddings=True)),
     Case(
@@ -189,6 +198,7 @@ CASES = (
         ),
     ),
     Case("ernie", llama_like("Ernie4_5ForCausalLM", "ernie4_5", head_dim=8, use_bias=True)),
+    Case("helium", llama_like("HeliumForCausalLM", "helium", head_dim=8)),
     Case("gpt_bigcode", gpt_like("GPTBigCodeForCausalLM", "gpt_bigcode", **_GPT, activation_function="gelu_pytorch_tanh")),
     Case(
         "gpt_bigcode_multi_head",

@@ -149,6 +149,31 @@ CASES = (
     ),
     Case("hunyuan", llama_like("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", head_dim=8)),
     Case(
+        "hunyuan_alpha",
+        llama_like(
+            "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", head_dim=8, rope_scaling={"type": "dynamic", "alpha": 50.0, "factor": 1.0}
+        ),
+        spellings=(
+            llama_like(
+                "HunYuanDenseV1ForCausalLM",
+                "hunyuan_v1_dense",
+                head_dim=8,
+                rope_scaling={"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0},
+                # As in the first release.
+                attention_head_dim=8,
+                norm_type="rms",
+                use_rotary_pos_emb=True,
+                class_num=0,
+                dense_list=[4096, 0],
+                use_cla=False,
+                cla_share_factor=2,
+                vit_patch=1,
+                im_start_id=5,
+                pool_type="last",
+            ),
+        ),
+    ),
+    Case(
         "hunyuan_moe", llama_like("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", head_dim=8, num_experts=6, moe_topk=2, intermediate_size=24)
     ),
     Case(
