@@ -18,10 +18,10 @@ MAX_GRAMMAR_CHARS = 512 * 1024
 # Of objects and lists in a schema or structural tag.
 MAX_JSON_DEPTH = 64
 # Keywords of a schema that say nothing of what fits it; that hold schemas by name; and that hold values.
-_DESCRIPTIONS = ("title", "description", "examples", "default", "$comment", "deprecated", "readOnly", "writeOnly")
+_DESCRIPTIONS = ("title", "description", "examples", "example", "default", "$comment", "deprecated", "readOnly", "writeOnly")
 _COMBINING = ("allOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties")
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("const", "enum", "default", "examples", "x-guidance")
+_VALUES = ("const", "enum", "default", "examples", "example", "x-guidance")
 # Keywords whose values are looked into before llguidance sees them: what they hold and, where that is a list, what is in it.
 _SHAPES: dict[str, tuple[tuple[type, ...], Any]] = {
     **dict.fromkeys(("properties", "$defs", "definitions"), ((dict,), object)),

@@ -125,7 +125,12 @@ def test_the_answer_is_a_call_or_what_was_asked_for(compiler: GrammarCompiler) -
 
 
 def test_descriptions_never_change_the_grammar() -> None:
-    described = {"type": "string", "description": '"quotes" \\ {braces} \n line 😀 <tool_call> ' + "x" * 5000, "title": "A"}
+    described = {
+        "type": "string",
+        "example": {"type": 5},
+        "description": '"quotes" \\ {braces} \n line 😀 <tool_call> ' + "x" * 5000,
+        "title": "A",
+    }
     plain = calls_grammar(PLAIN_CALLS, [function("f", a={"type": "string"}, title={"type": "integer"})], {}, several=True)
     assert calls_grammar(PLAIN_CALLS, [function("f", a=described, title={"type": "integer"})], {}, several=True) == plain
     assert '"title"' in plain
