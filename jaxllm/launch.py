@@ -87,7 +87,7 @@ def start_engine(
         device = placement.mesh.devices.flat[0]
         platform = device.platform
         backend = choose_backend(platform, device.device_kind)
-    modules = read_modules(files.path) if files.kind == "hf" else None
+    modules = read_modules(files.path) if files.kind == "hf" and config.model.runner != "generate" else None
     if _pools(config, files, modules):
         from jaxllm.launch_pooling import start_pooling
 

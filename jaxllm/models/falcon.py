@@ -38,9 +38,11 @@ def _spec(config: HFConfig, max_model_len: int | None) -> DecoderSpec:
         parameters = read_rope(config, max_positions=positions)
         rope = rope_spec(parameters, head_dim, max_model_len or parameters.context_length())
         positions = parameters.context_length()
+    mlp_width = config.size("ffn_hidden_size", 4 * width)
+    config.expect("ff_factor", mlp_width / width)
     block = BlockSpec(
         AttentionSpec(heads, kv_heads, head_dim, AttendSpec(head_dim**-0.5, alibi=slopes), rope, qkv_bias=bias, out_bias=bias),
-        MLPSpec(config.size("ffn_hidden_size", 4 * width), config.choice("activation", ACTIVATIONS, "gelu"), gated=False, bias=bias),
+        MLPSpec(mlp_width, config.choice("activation", ACTIVATIONS, "gelu"), gated=False, bias=bias),
         norm,
         placement,
     )

@@ -43,7 +43,7 @@ class SentenceModules:
 
 
 def read_modules(directory: Path) -> SentenceModules | None:
-    """The modules of a directory; None where it has no modules.json with a pooling.
+    """The modules of a directory; None where it has no modules.json with a pooling: cross-encoders are read by their architecture.
 
     Raises:
         ModelLoadError: a module or a setting that is not supported.
@@ -62,9 +62,9 @@ def read_modules(directory: Path) -> SentenceModules | None:
             kinds = _pooling_kinds(settings, listing)
         elif kind == "Dense":
             dense.append((_dense(settings, listing), path))
-        elif kind not in ("Transformer", "Dropout", "Normalize") or (kind == "Transformer" and path):
+        elif kind not in ("Transformer", "Dropout", "Normalize", "LogitScore") or (kind == "Transformer" and path):
             raise ModelLoadError(f"{listing}: module {module.get('type')!r} at {path!r} is not supported")
-        if any(settings.get(key) not in (None, value) for key, value in _AS_USUAL.items()):
+        if kind in ("Dense", "Normalize") and any(settings.get(key) not in (None, value) for key, value in _AS_USUAL.items()):
             raise ModelLoadError(f"{listing}: {kind} with {settings} is not supported; supported: {_AS_USUAL}")
         names += [kind] if kind != "Dropout" else []
     if not kinds:

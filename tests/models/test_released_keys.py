@@ -21,6 +21,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "ernie_moe": {"moe_capacity": [64, 64, 64], "moe_use_aux_free": True, "moe_gate": "topk", "num_nextn_predict_layers": 1},
     "mamba2": {"intermediate_size": 64, "time_step_rank": 256, "norm_before_gate": True},
     "jamba": {"n_ctx": 262144},
+    "falcon_new": {"ff_factor": 4},
     "falcon_h1": {"time_step_rank": "auto"},
     "bart": {"save_step": 44, "replacing_rate": 0, "extra_pos_embeddings": 2, "static_position_embeddings": False},
 }

@@ -46,8 +46,9 @@ def test_newer_releases_leave_the_longest_input_to_the_tokenizer(tmp_path: Path)
     assert (modules.normalize, modules.max_length) == (True, 256)
 
 
-def test_a_cross_encoder_has_no_pooling_and_is_read_by_its_architecture(tmp_path: Path) -> None:
-    assert read_modules(write(tmp_path, ["Transformer"])) is None
+@pytest.mark.parametrize("kinds", [["Transformer"], ["Transformer", "LogitScore"]])
+def test_a_cross_encoder_has_no_pooling_and_is_read_by_its_architecture(kinds: list[str], tmp_path: Path) -> None:
+    assert read_modules(write(tmp_path, kinds, {"LogitScore": {"true_token_id": 1, "module_input_name": "causal_logits"}})) is None
 
 
 @pytest.mark.parametrize(
