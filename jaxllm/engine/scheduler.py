@@ -477,9 +477,8 @@ class Scheduler:
         request.token_ids.append(token)
         if request.thinking is not None:
             request.thinking.accept(token)
-        if request.grammar is not None and (error := request.grammar.accept(token)) is not None:
-            # The mask allowed the token: a limit was passed, unless the mask was wrong.
-            kind = ErrorKind.FAILED if "satisfy the grammar" in error else ErrorKind.INVALID
+        if request.grammar is not None and (failure := request.grammar.accept(token)) is not None:
+            kind, error = failure
             return self._fail(request, f"the output grammar cannot be followed behind token {token}: {error}", kind)
         reason, stop_reason = self._reason_to_stop(request, token)
         output = self._output(request) if reason is None else self._finish(request, reason, stop_reason=stop_reason)

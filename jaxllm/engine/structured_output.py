@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxllm.core_types import ErrorKind
 from jaxllm.engine.thinking import ThinkingBudget
 from jaxllm.sampling_params import SamplingParams
 
@@ -48,12 +49,15 @@ class OutputGrammar:
             self._matcher = self.compiling.result()
         return self._matcher
 
-    def accept(self, token_id: int) -> str | None:
-        """Follow a sampled token. Returns why it cannot be followed, or None."""
+    def accept(self, token_id: int) -> tuple[ErrorKind, str] | None:
+        """Follow a sampled token. Returns None, or why it cannot be followed: the mask was wrong (FAILED) or, where the grammar has a
+        place for the token, a limit of the matcher was passed (INVALID). The matcher's errors do not tell one from the other.
+        """
         self.num_tokens += 1
+        fits = self.matcher.validate_tokens([token_id])
         if self.matcher.consume_token(token_id):
             return None
-        return self._error or f"token {token_id} does not satisfy the grammar"
+        return (ErrorKind.INVALID if fits else ErrorKind.FAILED), self._error
 
     @property
     def is_complete(self) -> bool:

@@ -268,6 +268,17 @@ def test_a_grammar_that_grows_beyond_the_limits_is_the_fault_of_its_request(over
     check_empty(core.scheduler)
 
 
+@overlapped
+def test_a_token_that_the_grammar_has_no_place_for_is_the_fault_of_the_engine(overlapped, monkeypatch):
+    everything = lambda self, grammars: [np.full(-(-VOCAB // 32), 0xFFFFFFFF, np.uint32) for _ in grammars]
+    monkeypatch.setattr(GrammarMasks, "masks", everything)
+    core = core_of(overlapped=overlapped, model=lambda prefix: byte_ids("x")[0])
+    got = run(core, [constrained("wrong", constraint={"regex": "[a-f]*"}), constrained("right", constraint={"regex": "x{4}"})])
+    assert got.last["wrong"].error_kind is ErrorKind.FAILED
+    assert (text_of(got, "right"), got.reason("right")) == ("xxxx", "stop")
+    check_empty(core.scheduler)
+
+
 def test_masks_hold_one_bit_per_id():
     grammar = OutputGrammar(COMPILER.submit(output_grammar(StructuredOutputsParams(choice=["a", "b"])), [EOS]), SamplingParams())
     (mask,) = GrammarMasks(COMPILER, VOCAB).masks([grammar])
