@@ -25,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul import triton
 from pallas_kernels.grouped_matmul.visits import plan_visits
-from pallas_kernels.ragged_paged_attention.gpu_products import shared_matrix
+from pallas_kernels.mosaic_gpu import shared_matrix
 
 _OUTPUTS, _INPUTS = 128, 64  # of a tile
 _ALIGNMENT = 8  # of a tile's first row: shared memory is tiled by as many

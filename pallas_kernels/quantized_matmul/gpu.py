@@ -18,9 +18,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_gpu import shared_matrix
 from pallas_kernels.quantized_matmul.gpu_products import TensorMemory, Wgmma
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight, round_rows
-from pallas_kernels.ragged_paged_attention.gpu_products import shared_matrix
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 _INPUTS = 128  # of a tile

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.ragged_paged_attention.gpu_products import product
+from pallas_kernels.mosaic_gpu import product
 
 # Columns of products that are in registers at once, beside sums and weights.
 _COLUMNS = 32

@@ -29,7 +29,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.ragged_paged_attention.gpu_products import MOST_COLUMNS, TensorMemory, Wgmma, shared_matrix
+from pallas_kernels.mosaic_gpu import shared_matrix
+from pallas_kernels.ragged_paged_attention.gpu_products import MOST_COLUMNS, TensorMemory, Wgmma
 from pallas_kernels.ragged_paged_attention.layout import UnsupportedShapeError
 
 _MASKED = -1e30

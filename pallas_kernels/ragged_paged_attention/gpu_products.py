@@ -15,6 +15,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.mosaic_gpu import product
+
 # Columns of a sum that are in registers at once: all of one of 64 rows, and of 128 rows, beside scores, a few.
 MOST_COLUMNS = 256
 _COLUMNS = 16
@@ -118,22 +120,3 @@ def _parts(total: Any, step: int) -> Iterator[tuple[int, Any]]:
         return
     for start in range(0, width, step):
         yield start, total.at[:, pl.ds(start, min(step, width - start))]
-
-
-def product(a: Any, b: Any) -> jax.Array:
-    """[M, C] by [C, N] by wgmma, in float32."""
-
-    def run(acc: Any) -> jax.Array:
-        plgpu.wgmma(acc, a, b)
-        return acc[...]
-
-    return pl.run_scoped(run, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
-
-
-def shared_matrix(dtype: Any, shape: tuple[int, ...], swizzle: int, *, rows: int = 8, columns: int | None = None) -> Any:
-    """Shared memory whose last two axes are tiled, by default as tensor cores read them; columns: of `swizzle` bytes, where jax's itemsize
-    is not theirs.
-    """
-    # Newer versions of jax declare a method of these that type checkers take for abstract.
-    tiling = plgpu.TilingTransform((rows, columns or swizzle // jnp.dtype(dtype).itemsize))  # type: ignore[abstract]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))  # type: ignore[abstract]
