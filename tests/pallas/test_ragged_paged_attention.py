@@ -57,7 +57,7 @@ def test_every_grouping_of_heads_equals_the_reference(heads):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 256])
 def test_every_head_dim_equals_the_reference(head_dim):
     check(make_step([(1, 9), (5, 6)], 8, 2, head_dim=head_dim), scale=0.1)
 
@@ -85,8 +85,15 @@ def test_an_overflow_stays_in_its_row():
     np.testing.assert_array_equal(dirty[11:29], clean[11:29])
 
 
-@pytest.mark.parametrize("rows", [NARROW_DECODES, pytest.param(NARROW_MIXED, marks=pytest.mark.heavy)], ids=["decodes", "mixed"])
-@pytest.mark.parametrize("kept", ["float8_e4m3fn", pytest.param("int8", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    ("kept", "rows"),
+    [
+        ("float8_e4m3fn", NARROW_DECODES),
+        pytest.param("float8_e4m3fn", NARROW_MIXED, marks=pytest.mark.heavy),
+        pytest.param("int8", NARROW_MIXED, marks=pytest.mark.heavy),
+    ],
+    ids=["decodes", "mixed", "int8"],
+)
 def test_words_of_four_positions_equal_the_reference(kept, rows):
     num_tokens = 8 if rows is NARROW_DECODES else 64
     step = make_step(rows, num_tokens, 8, page_size=32, num_heads=2, kept=kept)

@@ -105,7 +105,9 @@ def test_an_overflow_on_one_shard_is_seen_on_all(directory: Path) -> None:
     assert (results[1].error, len(results[1].tokens)) == (None, 12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("directory", "dtype"), [("gate_up", "float32"), ("k", "bfloat16"), ("v", "float32"), ("logits", "bfloat16")], indirect=["directory"]
+)
 def test_dtypes_of_a_larger_range_serve_the_same_prompts(directory: Path, dtype: str) -> None:
     engine = Engine(directory, dtype=dtype)
     (result,) = engine.generate([[7, HOT, 8, 9]], params(logprobs=1))
