@@ -32,7 +32,7 @@ def test_embeddings_equal_sentence_transformers(minilm_directory: Path) -> None:
 def test_the_openai_client_gets_them_from_a_server(minilm_directory: Path) -> None:
     with np.load(GOLDEN) as golden:
         texts, expected = golden["texts"].tolist(), golden["embeddings"]
-    served = Served(minilm_directory, "--dtype", "float32", max_model_len=256)
+    served = Served(minilm_directory, "--enforce-eager", "--dtype", "float32", max_model_len=256)
     try:
         client = openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0)
         answer = client.embeddings.create(model=NAME, input=texts, extra_body={"truncate_prompt_tokens": -1})

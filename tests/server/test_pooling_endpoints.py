@@ -29,14 +29,15 @@ TEXTS = ["the cat sat on the mat", "a dog ran", "sun"]
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = write_pooling_model(tmp_path_factory.mktemp("bert"), CASES["bert"].config | {"is_matryoshka": True})
-    served = Served(model, max_model_len=64)
+    served = Served(model, "--enforce-eager", max_model_len=64)
     yield served
     served.kill()
 
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(write_pooling_model(tmp_path_factory.mktemp("cross"), CASES["bert_cross_encoder"].config), max_model_len=64)
+    model = write_pooling_model(tmp_path_factory.mktemp("cross"), CASES["bert_cross_encoder"].config)
+    served = Served(model, "--enforce-eager", max_model_len=64)
     yield served
     served.kill()
 

@@ -31,7 +31,7 @@ def test_reasoning_and_calls_reach_the_official_client(tmp_path: Path):
     (tmp_path / "model").mkdir()
     model = write_scripted_model(tmp_path / "model", ANSWER, start=len(PROMPT), max_positions=CONTEXT)
     flags = ["--chat-template", str(template), "--enable-auto-tool-choice", "--tool-call-parser", "auto", "--reasoning-parser", "auto"]
-    server = Served(model, *flags, max_model_len=CONTEXT)
+    server = Served(model, "--enforce-eager", *flags, max_model_len=CONTEXT)
     try:
         with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
             whole = client.chat.completions.create(model="scripted", messages=HELLO, tools=ALL, temperature=0)

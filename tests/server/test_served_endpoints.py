@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     profiles = tmp_path_factory.mktemp("profiles")
-    server = Served(model, "--enable-dev-endpoints", "--profile-dir", str(profiles), max_model_len=CONTEXT)
+    server = Served(model, "--enforce-eager", "--enable-dev-endpoints", "--profile-dir", str(profiles), max_model_len=CONTEXT)
     yield server
     server.kill()
 
@@ -94,7 +94,7 @@ def test_a_batch_is_answered_without_a_server(model: Path, tmp_path: Path):
     requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "jaxllm.cli.main", "run-batch", str(model), "-i", str(requests), "-o", str(answers)]
 
-    done = subprocess.run([*command, "--max-num-seqs", "4"], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*command, "--enforce-eager", "--max-num-seqs", "4"], capture_output=True, text=True, timeout=180)
 
     assert done.returncode == 0, done.stderr
     assert "20 answered, 0 failed" in done.stderr

@@ -41,7 +41,7 @@ def prompt_tokens(part: str) -> int:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # The first prompt must be long enough for a chat.
     directory = write_scripted_model(tmp_path_factory.mktemp("texts"), SCRIPT, start=1 + CHAT_TOKENS, words=WORDS, max_positions=CONTEXT)
-    server = Served(directory, max_model_len=CONTEXT)
+    server = Served(directory, "--enforce-eager", max_model_len=CONTEXT)
     yield server
     server.kill()
 
