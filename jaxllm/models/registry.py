@@ -74,6 +74,11 @@ def find_family(hf_config: Mapping[str, Any]) -> Family:
     if family is None:
         given = f"architecture {architectures[0]}" if architectures[0] else "config.json without 'architectures'"
         refusal = f"{given} is not supported; supported: {', '.join(FAMILIES)}"
+        kind = str(hf_config.get("model_type")).replace("_", "")
+        kin = next((name for name in FAMILIES if name.removesuffix("ForCausalLM").replace("_", "").lower() == kind), LLAMA.architecture)
+        if kin != LLAMA.architecture:
+            # Some differ from Llama in nothing that a config shows.
+            raise ModelLoadError(f"{refusal}; its model_type is that of {kin}: if it is one, say so with hf_overrides (architectures)")
         if str(architectures[0]).endswith("ForCausalLM") and "rms_norm_eps" in hf_config:
             return generic_family(architectures[0], refusal)
         raise ModelLoadError(refusal)

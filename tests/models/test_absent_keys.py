@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from jaxllm.errors import ModelLoadError
 from jaxllm.models.hf_config import HFConfig
-from jaxllm.models.registry import find_family
+from jaxllm.models.registry import FAMILIES, find_family
 from jaxllm.specs import DecoderSpec
 from tests.golden.case import Case
 from tests.golden.cases import BY_ARCHITECTURE
@@ -55,3 +56,18 @@ def test_an_absent_key_means_what_the_reference_takes(case: Case) -> None:
     for key, rest, told in absent(case):
         ours = spec_of(rest)
         assert ours is None or ours == spec_of(told), f"{key}: {told}"
+
+
+def test_no_architecture_of_the_reference_is_taken_for_a_llama_by_its_config() -> None:
+    """But for one that has tensors which Llama has not."""
+    taken = set()
+    for kind, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        architecture = names if isinstance(names, str) else names[0]
+        if architecture in FAMILIES or kind not in CONFIG_MAPPING:
+            continue
+        try:
+            config = CONFIG_MAPPING[kind]().to_dict() | {"architectures": [architecture]}
+            taken |= {architecture} if spec_of(config) else set()
+        except Exception:  # no family, or defaults that contradict themselves
+            continue
+    assert taken == {"BitNetForCausalLM"}

@@ -208,6 +208,12 @@ def test_unknown_architecture_that_says_nothing_llama_would_not_is_read_as_llama
         load_params(define(config), MemoryCheckpoint(more), lambda name, array: array)
 
 
+def test_unknown_architecture_of_a_known_kind_is_not_read_as_llama() -> None:
+    for kind, kin in (("gemma", "GemmaForCausalLM"), ("ernie4_5", "Ernie4_5ForCausalLM")):
+        with pytest.raises(ModelLoadError, match=f"OwnForCausalLM is not supported; .*its model_type is that of {kin}"):
+            define(tiny_config() | {"architectures": ["OwnForCausalLM"], "model_type": kind})
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "named"),
     [
