@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 COMPILE_SECONDS = 10.0
 _STACK_BYTES = 1 << 30  # address space; only what is used becomes memory
-_THREADS = 2
+# Of a grammar as text, to which the time is about in proportion (up to 5 us a character): longer ones have a thread of their own, so that
+# none but their like waits behind them.
+_LONG = 16 * 1024
 _CACHED_GRAMMARS = 64
 _MAX_REASON_CHARS = 600
 # Texts that grammars often let through whole, so that their tokens are not looked at one by one; short ones for the last of a maxLength.
@@ -45,14 +47,15 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
         self._cache: OrderedDict[tuple[str, tuple[int, ...]], LLMatcher] = OrderedDict()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._threads, self._threads_of_long = (ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("grammar", "long-grammar"))
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
 
     def submit(self, grammar: str, eos_token_ids: Sequence[int]) -> Future[LLMatcher]:
         """Compile in another thread. The result is a matcher of its own; the exception an InvalidRequestError."""
-        return self._submit(self._matcher, grammar, tuple(eos_token_ids))
+        threads = self._threads if len(grammar) <= _LONG else self._threads_of_long
+        return self._submit(threads, self._matcher, grammar, tuple(eos_token_ids))
 
     def check(self, grammar: str, eos_token_ids: Sequence[int]) -> None:
         """Compile and wait.
@@ -61,7 +64,7 @@ class GrammarCompiler:
             InvalidRequestError: the grammar is wrong, not supported, matches nothing, or goes beyond the limits.
             QueueFullError: too many others are being compiled.
         """
-        self._submit(self._ll_tokenizer, tuple(eos_token_ids)).result()
+        self._submit(self._threads, self._ll_tokenizer, tuple(eos_token_ids)).result()
         future = self.submit(grammar, eos_token_ids)
         try:
             future.result(COMPILE_SECONDS)
@@ -71,9 +74,9 @@ class GrammarCompiler:
                 raise QueueFullError(f"for {COMPILE_SECONDS:.0f} s other requests' grammars were compiled; try again later") from None
             raise _error(f"compiling it takes more than {COMPILE_SECONDS:.0f} s; make it simpler") from None
 
-    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _submit(self, threads: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Future[Any]:
         with self._lock, _large_stacks():
-            return self._pool.submit(_explained, function, *args)
+            return threads.submit(_explained, function, *args)
 
     def _matcher(self, grammar: str, eos: tuple[int, ...]) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits

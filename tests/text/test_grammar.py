@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import Future
+from threading import Event
 
 import pytest
 
@@ -294,3 +295,20 @@ def test_a_grammar_is_not_blamed_for_those_before_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(COMPILER, "submit", lambda grammar, eos: compiling)
     with pytest.raises(error):
         COMPILER.check(output_grammar(StructuredOutputsParams(choice=["a"])), EOS)
+
+
+def test_short_grammars_do_not_wait_for_long_ones(monkeypatch: pytest.MonkeyPatch):
+    compiler, go_on = GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size), Event()
+    compile_one = compiler._matcher
+
+    def slow_where_long(grammar, eos):
+        assert len(grammar) < 1000 or go_on.wait(60)
+        return compile_one(grammar, eos)
+
+    monkeypatch.setattr(compiler, "_matcher", slow_where_long)
+    grammars = [output_grammar(StructuredOutputsParams(choice=[f"{i} {text}" for text in range(5000)])) for i in range(5)]
+    long = [compiler.submit(grammar, EOS) for grammar in grammars]
+    compiler.check(output_grammar(StructuredOutputsParams(choice=["a"])), EOS)
+    assert not any(future.done() for future in long)
+    go_on.set()
+    assert all(future.result(60) for future in long)
