@@ -179,6 +179,8 @@ CASES = (
             ),
         ),
     ),
+    # Without windows, all layers rotate.
+    Case("exaone4_full", llama_like("Exaone4ForCausalLM", "exaone4", head_dim=8, layer_types=[_FULL, _FULL]) | {"sliding_window": None}),
     Case(
         "seed_oss",
         llama_like("SeedOssForCausalLM", "seed_oss", head_dim=16, attention_bias=True, attention_out_bias=True, residual_dropout=0.1),
@@ -221,6 +223,13 @@ CASES = (
     ),
     Case("falcon", gpt_like("FalconForCausalLM", "falcon", **_FALCON, multi_query=True, parallel_attn=True, bias=False)),
     Case("falcon_new", gpt_like("FalconForCausalLM", "falcon", **_FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True)),
+    Case(
+        "falcon_one_norm",
+        gpt_like(
+            "FalconForCausalLM", "falcon", **_FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, bias=False,
+            ffn_hidden_size=96, rope_theta=5000.0,
+        ),
+    ),
     Case(
         "falcon_alibi",
         gpt_like("FalconForCausalLM", "falcon", **_FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True),

@@ -34,6 +34,21 @@ CASES = (
         ),
     ),
     Case(
+        "qwen2_moe_window",
+        llama_like(
+            "Qwen2MoeForCausalLM",
+            "qwen2_moe",
+            **_QWEN,
+            shared_expert_intermediate_size=40,
+            num_hidden_layers=3,
+            norm_topk_prob=True,
+            use_sliding_window=True,
+            sliding_window=16,
+            max_window_layers=2,
+            qkv_bias=False,
+        ),
+    ),
+    Case(
         "qwen3_moe",
         llama_like(
             "Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN, head_dim=8, norm_topk_prob=True, num_hidden_layers=4, decoder_sparse_step=2
