@@ -13,6 +13,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
+from jaxllm.errors import ModelLoadError
 from jaxllm.weights.checkpoint import Checkpoint, Tensor
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,11 @@ _FP8_BLOCK = 128
 
 
 def dequantized(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, with plain tensors where it has quantized ones."""
+    """The checkpoint, with plain tensors where it has quantized ones.
+
+    Raises:
+        ModelLoadError: scales of another granularity.
+    """
     names = set(checkpoint.names())
     stacks = {name.removesuffix(_BLOCKS) for name in names if name.endswith(_BLOCKS)}
     mxfp4 = frozenset(name for name in stacks if name + _SCALES in names)
@@ -36,6 +41,11 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in parts}
     for name in fp8:
         stored, scales = tensors[name], checkpoint.tensors[name + _INVERSE]
+        if len(stored.shape) != 2 or scales.shape != tuple(-(-size // _FP8_BLOCK) for size in stored.shape):
+            raise ModelLoadError(
+                f"{checkpoint.location}: {name} is {list(stored.shape)} with scales {list(scales.shape)}; FP8 is supported with one scale"
+                f" for each square of {_FP8_BLOCK} rows and columns of a matrix"
+            )
         tensors[name] = Tensor(stored.shape, np.dtype(np.float32), partial(_read_fp8, stored, scales))
     for name in sorted(mxfp4):
         blocks, scales = checkpoint.tensors[name + _BLOCKS], checkpoint.tensors[name + _SCALES]

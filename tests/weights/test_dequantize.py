@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import pytest
 
+from jaxllm.errors import ModelLoadError
 from jaxllm.models.build import define_model
 from jaxllm.weights.dequantize import dequantized
 from jaxllm.weights.rules import load_params
@@ -40,6 +42,13 @@ def test_fp8_squares_are_multiplied_by_their_scales() -> None:
     assert checkpoint.dtype("w") == np.float32
     want = stored.astype(np.float32) * np.kron(scales, np.ones((128, 128), np.float32))[:200, :300]
     np.testing.assert_array_equal(checkpoint.read("w"), want)
+
+
+@pytest.mark.parametrize(("shape", "scales"), [((2, 256, 128), (2, 2, 1)), ((256, 128), (256, 1)), ((256, 128), ())])
+def test_fp8_of_stacks_and_with_other_scales_is_refused(shape: tuple[int, ...], scales: tuple[int, ...]) -> None:
+    stored = np.ones(shape, ml_dtypes.float8_e4m3fn)
+    with pytest.raises(ModelLoadError, match=r"w is .* FP8 is supported with one scale for each square of 128 rows and columns"):
+        dequantized(MemoryCheckpoint({"w": stored, "w_scale_inv": np.ones(scales, np.float32)}))
 
 
 def test_a_checkpoint_without_them_is_left_alone() -> None:
