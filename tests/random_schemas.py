@@ -67,7 +67,7 @@ def random_schema(rng: random.Random, depth: int = 3) -> Any:
         case "not":
             return {"not": random_schema(rng, 0)}
         case "ref":
-            # Of a name of its own at each depth: one that refers to itself and nothing else is valid for no value, and validators do not end.
+            # Of its own name at each depth: one that refers to itself and nothing else is valid for no value, and validators do not end.
             return {"$ref": f"#/$defs/r{depth}", "$defs": {f"r{depth}": random_schema(rng, depth - 1)}}
         case _:
             return {"type": rng.sample(["string", "integer", "boolean", "null", "array"], 2), "maxLength": 4, "maxItems": 2}
