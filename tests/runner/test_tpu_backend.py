@@ -1,4 +1,4 @@
-"""The engine on the TPU kernel (interpreted) gives the tokens that it gives on XLA's attention."""
+"""The engine on the TPU kernel (interpreted) gives the tokens and log-probabilities that it gives on XLA's attention."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ def test_the_tpu_kernel_serves_an_engine(architecture, changes, shards, tmp_path
     prompts = [rng.integers(1, 127, n).tolist() for n in (1, 7, 8, 9, 40, 23)]
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "tensor_parallel_size": shards}
 
-    tokens = []
+    found = []
     for backend in (choose_backend("cpu"), INTERPRETED):
         monkeypatch.setattr(harness, "choose_backend", lambda platform, backend=backend: backend)
         engine = Engine(directory, **options)
-        tokens.append([result.tokens for result in engine.generate(prompts, greedy(8))])
-    assert tokens[0] == tokens[1]
+        found.append(engine.generate(prompts, greedy(8, logprobs=1)))
+    for expected, result in zip(*found, strict=True):
+        assert result.tokens == expected.tokens
+        scores = [[step.logprobs[0] for step in one.logprobs] for one in (expected, result)]
+        np.testing.assert_allclose(scores[1], scores[0], atol=1e-4)
 
 
 def test_latents_give_the_golden_tokens(tmp_path, monkeypatch):
