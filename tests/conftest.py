@@ -14,6 +14,8 @@ QUICK_TO_COMPILE = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_ex
 if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
     QUICK_TO_COMPILE.append("--xla_cpu_use_fusion_emitters=false")  # newer ones have no others
 os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_TO_COMPILE))
+# XLA's threads. An interpreted GPU kernel holds one for each of its own that waits, and hangs where a small machine has no other left.
+os.environ.setdefault("PJRT_NPROC", "8")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.ragged_paged_attention import gpu
 from pallas_kernels.ragged_paged_attention.gpu_products import TensorMemory
 
+pytestmark = pytest.mark.gpu_kernel
 DECODES = [(1, 0), (1, 62), (1, 63), (1, 64), (1, 150)]  # around page borders
 MIXED = [(1, 17), (1, 140), (9, 0), (2, 138), (0, 0), (70, 60), (3, 6)]  # 70 tokens: a tile and a part of one
 

@@ -17,6 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul import gpu
 
+pytestmark = pytest.mark.gpu_kernel
 INTERPRETED = plgpu.InterpretGPUParams(detect_races=True)
 
 

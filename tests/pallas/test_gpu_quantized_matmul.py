@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantized_matmul import gpu
 
+pytestmark = pytest.mark.gpu_kernel
 on_both = pytest.mark.parametrize("blackwell", [False, True], ids=["Hopper", "Blackwell"])
 
 
