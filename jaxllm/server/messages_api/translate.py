@@ -9,9 +9,9 @@ import msgspec
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.server.answering import translated
+from jaxllm.server.conversation import Message, with_instructions
 from jaxllm.server.messages_api.protocol import CountTokensRequest, MessagesRequest
 from jaxllm.server.protocol import ChatCompletionRequest
-from jaxllm.server.responses_api.items import with_instructions
 
 # Fields of chat completions, as errors name them, and what they are called here.
 FIELD_NAMES = {
@@ -25,8 +25,6 @@ FIELD_NAMES = {
 _CHANGING_BLOCK = "x-anthropic-billing-header"
 # The same client has names of its own for what it adds to a conversation.
 _USER_ROLES = ("user", "ctx", "msg")
-
-Message = dict[str, Any]
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:

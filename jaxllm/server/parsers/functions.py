@@ -42,11 +42,12 @@ def properties_of(function: Function) -> tuple[list[tuple[str, Any, bool]], bool
     required = schema.get("required") or []
     if more not in (True, False, {}) or not isinstance(required, list) or not all(name in list(properties) for name in required):
         raise InexpressibleError(f"the arguments of {function.name!r:.100} are not described one by one")
+    definitions = definitions_of(schema)
     known = []
     for key, value in properties.items():
         if _refers_elsewhere(value) or not isinstance(value, dict):
             raise InexpressibleError(f"the argument {key!r:.100} of {function.name!r:.100} is not described by itself")
-        found = {**value, **definitions_of(schema)}
+        found = {**value, **definitions}
         known.append((key, referred(found) if value.keys() == {"$ref"} else found, key in required))
     return known, more is not False
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.errors import InvalidRequestError, NotSupportedError
+from jaxllm.server.conversation import Message
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
-Message = dict[str, Any]
 
 
 def messages_of(given: Any) -> list[Message]:
@@ -117,20 +117,6 @@ def text_content(content: Any, where: str) -> str | list[dict[str, str]]:
             raise InvalidRequestError(f"{where}[{number}] must hold text", param="input")
         texts.append(text)
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
-
-
-def with_instructions(instructions: str | None, messages: Sequence[Message]) -> list[Message]:
-    """The conversation under its system message. System messages at the front become one, since most templates allow only one."""
-    head: list[str] = [instructions] if instructions else []
-    rest = list(messages)
-    count = 0
-    while count < len(rest) and rest[count]["role"] in ("system", "developer"):
-        content = rest[count]["content"]
-        head += [content] if isinstance(content, str) else [part["text"] for part in content]
-        count += 1
-    if not instructions and count < 2:
-        return rest
-    return [{"role": "system", "content": "\n\n".join(head)}, *rest[count:]]
 
 
 def _text(item: Mapping[str, Any], name: str, where: str) -> str:

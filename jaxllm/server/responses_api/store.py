@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from jaxllm.errors import InvalidRequestError, QueueFullError
+from jaxllm.server.conversation import Message
 from jaxllm.server.errors import NotFoundError
-from jaxllm.server.responses_api.items import Message
 from jaxllm.server.responses_api.objects import ResponseObject
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxllm.errors import NotSupportedError
 from jaxllm.server.answering import translated
+from jaxllm.server.conversation import Message
 from jaxllm.server.prompts import render_chat
 from jaxllm.server.protocol import ChatCompletionRequest
-from jaxllm.server.responses_api.items import Message
 from jaxllm.server.responses_api.protocol import ResponsesRequest
 from jaxllm.server.state import ServerState
 

@@ -15,10 +15,11 @@ from starlette.responses import Response
 from jaxllm.errors import InvalidRequestError, NotSupportedError
 from jaxllm.server.answering import Answering, open_answering
 from jaxllm.server.body import read_body
+from jaxllm.server.conversation import Message, with_instructions
 from jaxllm.server.generating import merged
 from jaxllm.server.openapi import documented
 from jaxllm.server.responses import json_response
-from jaxllm.server.responses_api.items import Message, messages_of, with_instructions
+from jaxllm.server.responses_api.items import messages_of
 from jaxllm.server.responses_api.objects import DeletedResponse, ResponseObject
 from jaxllm.server.responses_api.protocol import ResponsesRequest
 from jaxllm.server.responses_api.store import ResponseStore, Running
