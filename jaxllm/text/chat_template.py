@@ -117,7 +117,14 @@ class ChatTemplates:
             "documents": plain_value(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        prompt = _rendered(template, context)
+        try:
+            prompt = _rendered(template, context)
+        except InvalidRequestError:
+            # Some templates want text of the assistant where it only called tools; some tell those turns by their having none.
+            spoken = [message | {"content": message.get("content", "")} for message in chat]
+            if spoken == chat:
+                raise
+            prompt = _rendered(template, context | {"messages": spoken})
         return _cut_at_mark(prompt) if continue_final_message else prompt
 
     def _names(self) -> str:

@@ -95,6 +95,17 @@ def test_a_tool_result_in_parts_reaches_the_prompt():
     assert render(CHATML, messages).endswith("<|tool|>15C<|end|>")
 
 
+def test_a_turn_of_calls_alone_has_no_text_unless_the_template_wants_some():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "15C"}]
+    strict = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+
+    assert render(strict, messages).endswith("<assistant><tool>15C")
+    assert render("{{ messages[1].content is defined }}", messages) == "False"
+    with pytest.raises(InvalidRequestError, match="roles"):
+        render("{{ raise_exception('only two roles') }}", messages)
+
+
 def test_media_is_refused():
     with pytest.raises(NotSupportedError, match=r"messages\[0\].content\[0\] has type 'image_url'"):
         render(CHATML, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}])
