@@ -301,3 +301,18 @@ def test_text_parts_reach_the_prompt_with_every_public_template(conformance_data
             continue
         parts = render(template, [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}])
         assert parts == plain, file.name
+
+
+def test_a_turn_of_calls_alone_renders_with_every_public_template_that_takes_calls(conformance_data):
+    call = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "call12345", "name": "f", "content": "15C"}
+    rendered = 0
+    for file in sorted((conformance_data / "chat_templates").glob("*.jinja")):
+        template = file.read_text("utf-8")
+        try:
+            spoken = render(template, [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result])
+        except InvalidRequestError:
+            continue
+        rendered += 1
+        assert render(template, [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result]) == spoken, file.name
+    assert rendered > 50
